@@ -1,0 +1,79 @@
+"""The five numbers that fix a GPT-2, and the file `hparams.json` that carries them.
+
+Mirrors `default_hparams` of openai/gpt-2 src/model.py:7-14 and the reading of `hparams.json` in
+src/interactive_conditional_samples.py:48-50. Differences: a frozen dataclass in place of
+`tf.contrib.training.HParams`, and every field is required and checked, where the original silently
+kept its defaults for a field that the file lacked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class HParams:
+    """Sizes of a model, with the original's names.
+
+    n_vocab: entries of the vocabulary; n_ctx: positions of the window; n_embd: features of the
+    residual stream; n_head: attention heads, a divisor of n_embd; n_layer: blocks.
+    Raises ValueError for anything but positive ints that fit together.
+    """
+
+    n_vocab: int
+    n_ctx: int
+    n_embd: int
+    n_head: int
+    n_layer: int
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a positive whole number")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd is {self.n_embd}, which n_head {self.n_head} does not divide")
+
+
+PUBLISHED = {
+    "124M": HParams(n_vocab=50257, n_ctx=1024, n_embd=768, n_head=12, n_layer=12),
+    "355M": HParams(n_vocab=50257, n_ctx=1024, n_embd=1024, n_head=16, n_layer=24),
+    "774M": HParams(n_vocab=50257, n_ctx=1024, n_embd=1280, n_head=20, n_layer=36),
+    "1558M": HParams(n_vocab=50257, n_ctx=1024, n_embd=1600, n_head=25, n_layer=48),
+}
+FORMER_NAMES = {"117M": "124M", "345M": "355M", "762M": "774M", "1542M": "1558M"}
+
+
+def size_name(hparams: HParams) -> str | None:
+    """The published name ("124M") of these hparams, or None."""
+    return next((name for name, published in PUBLISHED.items() if published == hparams), None)
+
+
+def read_hparams(path: str | os.PathLike) -> HParams:
+    """Read `hparams.json`.
+
+    Raises FileNotFoundError, or ValueError that names the file and what is wrong with it. Fields
+    other than the five are ignored: forks of the original add their own.
+    """
+    fields = [field.name for field in dataclasses.fields(HParams)]
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            found = json.load(file)
+        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError both
+            raise ValueError(f"{path} is damaged, it is not JSON ({error}); download it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object with {', '.join(fields)}")
+    missing = [name for name in fields if name not in found]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    try:
+        return HParams(**{name: found[name] for name in fields})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def write_hparams(hparams: HParams, path: str | os.PathLike) -> None:
+    """Write `hparams.json` with the fields, order and indentation of the released files."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        json.dump(dataclasses.asdict(hparams), file, indent=2)

@@ -1,0 +1,56 @@
+"""What may be asked of the sampler, checked in Python before anything is loaded or computed.
+
+The original checked one bound (src/generate_unconditional_samples.py:53-54) and left the rest to the
+graph, which failed after minutes, or under XLA would not fail at all and print arbitrary text.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Below this, logits of a usual size divided by it reach -1e10, the value of a filtered logit.
+MIN_TEMPERATURE = 1e-5
+
+
+def check_length(length: int) -> int:
+    """Number of tokens to sample: 0 or more."""
+    if length < 0:
+        raise ValueError(f"length is {length}; it must be 0 or more")
+    return length
+
+
+def check_temperature(temperature: float) -> float:
+    """0 (arg-max) or a number from MIN_TEMPERATURE up."""
+    if not (temperature == 0 or (temperature >= MIN_TEMPERATURE and math.isfinite(temperature))):
+        raise ValueError(f"temperature is {temperature}; it must be 0 (arg-max) or from {MIN_TEMPERATURE} up")
+    return temperature
+
+
+def check_top_k(top_k: int) -> int:
+    """0 (off) or the number of logits to keep; more than the vocabulary is off too."""
+    if top_k < 0:
+        raise ValueError(f"top_k is {top_k}; it must be 0 (off) or more")
+    return top_k
+
+
+def check_top_p(top_p: float) -> float:
+    """The share of probability to keep, 0 (the likeliest token alone) to 1 (off)."""
+    if not 0 <= top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; it must be from 0 to 1 (off)")
+    return top_p
+
+
+def check_window(n_ctx: int, n_prompt: int, length: int) -> None:
+    """Refuse what does not fit the window: prompt and sample may have n_ctx + 1 tokens together.
+
+    One more than the window because the last token is never fed back.
+    """
+    if n_prompt < 1:
+        raise ValueError("the prompt is empty; it must have at least one token")
+    if n_prompt > n_ctx:
+        raise ValueError(f"the prompt has {n_prompt} tokens; the model's window has {n_ctx}, so shorten the prompt")
+    if n_prompt + length > n_ctx + 1:
+        raise ValueError(
+            f"the prompt has {n_prompt} tokens and length is {length}; together they may be at most {n_ctx + 1}, "
+            f"so give a length of {n_ctx + 1 - n_prompt} or less"
+        )

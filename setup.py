@@ -1,0 +1,19 @@
+from setuptools import setup
+
+setup(
+    name="gpt2tf",
+    version="0.1.0",
+    description="GPT-2 in Keras 3 / TensorFlow 2: the original checkpoints in, the original's text out",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=["gpt2tf", "encoder"],
+    package_data={"encoder": ["encoder.json", "vocab.bpe"]},
+    install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
+    extras_require={
+        "test": ["pytest", "hypothesis", "ruff==0.17.6"],
+        "gpu": ["tensorflow[and-cuda]>=2.16"],
+    },
+    entry_points={"console_scripts": ["gpt2tf=gpt2tf.cli:main"]},
+)
