@@ -1,0 +1,104 @@
+"""The original's sampling loop over a growing `past`: the reference that is read beside the original.
+
+Mirrors openai/gpt-2 src/sample.py:43-95. Differences: randomness is an argument; what does not fit is
+refused before the first token; length 0 gives no token, where the original always sampled one; logits
+that are not finite are an error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from gpt2tf import limits
+from gpt2tf.model import GPT2, past_shape
+from gpt2tf.sampling import next_token
+
+
+def sample_sequence(
+    model: GPT2,
+    *,
+    length: int,
+    start_token: int | None = None,
+    batch_size: int | None = None,
+    context=None,
+    temperature: float = 1,
+    top_k: int = 0,
+    top_p: float = 1,
+    noise,
+) -> np.ndarray:
+    """Sample `length` tokens after a context.
+
+    Give context, [batch, seq] ids (or [seq], which batch_size repeats), or start_token with batch_size.
+    temperature: 0 is arg-max. top_k: 0 is off. top_p: 1 is off. noise: [length, batch] float64 in
+    [0, 1), the random number of each pick (`gpt2tf.noise.sampling_noise` makes the original's).
+    Returns [batch, seq + length] int32, the context in front.
+    Raises ValueError for what is out of range, FloatingPointError when the model's logits are not finite.
+    """
+    limits.check_length(length)
+    limits.check_temperature(temperature)
+    limits.check_top_k(top_k)
+    limits.check_top_p(top_p)
+    context = _context(model, context, start_token, batch_size)  # [batch, seq]
+    limits.check_window(model.hparams.n_ctx, context.shape[1], length)
+    noise = np.asarray(noise, np.float64)
+    if noise.shape != (length, len(context)):
+        raise ValueError(f"noise has shape {noise.shape}; it must be [length, batch], {(length, len(context))}")
+    if length == 0:
+        return context
+    loop = _loop.get_concrete_function(
+        model, tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None], tf.float64), temperature, top_k, top_p
+    )
+    tokens = loop(tf.constant(context), tf.constant(noise)).numpy()
+    if tokens.shape[1] < context.shape[1] + length or tokens.min() < 0:
+        raise FloatingPointError("the model's logits are not finite; its weights are damaged or training diverged")
+    return tokens
+
+
+def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
+    """[batch, seq] int32"""
+    if (context is None) == (start_token is None):
+        raise ValueError("specify exactly one of start_token and context")
+    if context is None:
+        context = [start_token]
+    context = np.asarray(context)
+    if not (context.size == 0 or np.issubdtype(context.dtype, np.integer)) or context.ndim not in (1, 2):
+        raise ValueError(f"context must be [batch, seq] token ids; it is {context.dtype} of shape {context.shape}")
+    if context.ndim == 1:
+        context = np.tile(context, [batch_size or 1, 1])  # [batch, seq]
+    if batch_size is not None and len(context) != batch_size:
+        raise ValueError(f"context has {len(context)} rows, batch_size is {batch_size}")
+    outside = context[(context < 0) | (context >= model.hparams.n_vocab)]
+    if outside.size:
+        raise ValueError(f"token {outside[0]} is not in the vocabulary of {model.hparams.n_vocab}")
+    return context.astype(np.int32)
+
+
+@tf.function
+def _loop(model, context, noise, temperature, top_k, top_p):
+    """context: [batch, seq], noise: [length, batch] -> [batch, seq + length]; shorter where it met NOT_FINITE."""
+
+    def step(tokens, past, u):
+        lm_output = model(tokens, past=past)
+        token = next_token(
+            lm_output["logits"][:, -1, :], u, temperature=temperature, top_k=top_k, top_p=top_p
+        )  # [batch]
+        return lm_output["present"], token[:, None]
+
+    def body(i, past, prev, output):
+        present, token = step(prev, past, noise[i])
+        return i + 1, tf.concat([past, present], axis=-2), token, tf.concat([output, token], axis=1)
+
+    past, token = step(context, None, noise[0])
+    _, _, _, output = tf.while_loop(
+        cond=lambda i, past, prev, output: (i < tf.shape(noise)[0]) & tf.reduce_all(prev >= 0),
+        body=body,
+        loop_vars=[1, past, token, tf.concat([context, token], axis=1)],
+        shape_invariants=[
+            tf.TensorShape([]),
+            tf.TensorShape(past_shape(model.hparams)),
+            tf.TensorShape([None, None]),
+            tf.TensorShape([None, None]),
+        ],
+    )
+    return output

@@ -1,0 +1,208 @@
+"""The sampling loop: every recorded run of the original, and the bounds of the window."""
+
+import json
+
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+from conftest import GOLDEN
+
+from gpt2tf import GPT2, HParams, load_model, op_seeds, sample_sequence, sampling_noise
+
+
+def read_cases(folder):
+    return json.loads((GOLDEN / folder / "samples.json").read_text(encoding="utf-8"))["cases"]
+
+
+def recorded(folder):
+    cases = read_cases(folder)
+    return [pytest.param(case, id=str(i)) for i, case in enumerate(cases) if "rounding" not in case]
+
+
+def context_of(case, n_vocab):
+    return [n_vocab - 1] if case["prompt"] is None else case["prompt_tokens"]
+
+
+def runs_of(net, case, first, later):
+    """What the port samples for a recorded case: [runs, batch, length]."""
+    batch_size = case.get("batch_size", 1)
+    options = {name: case[name] for name in ("length", "temperature", "top_k", "top_p")}
+    context = context_of(case, net.hparams.n_vocab)
+    return [
+        sample_sequence(
+            net,
+            context=context,
+            batch_size=batch_size,
+            noise=sampling_noise(first, later, length=case["length"], batch_size=batch_size, run=run),
+            **options,
+        )[:, len(context) :].tolist()
+        for run in range(len(case["runs"]))
+    ]
+
+
+@pytest.mark.parametrize("case", recorded("tiny-a"))
+def test_tiny_equals_the_recorded_runs(tiny, case):
+    assert runs_of(tiny, case, *map(tuple, case["op_seeds"])) == case["runs"]
+
+
+@pytest.mark.parametrize("case", [param for param in recorded("tiny-a") if param.values[0]["batch_size"] == 1])
+def test_tiny_equals_the_recorded_runs_from_the_flags_alone(tiny, case):
+    seeds = op_seeds(
+        case["seed"],
+        tiny.hparams.n_layer,
+        conditional=case["prompt"] is not None,
+        temperature=case["temperature"],
+        top_k=case["top_k"],
+    )
+    assert runs_of(tiny, case, *seeds) == case["runs"]
+
+
+def differences(net, case):
+    """Where the port and a recorded run of batch size 1 part, going on with the recorded token each time."""
+    (first, later), length = map(tuple, case["op_seeds"]), case["length"]
+    options = {name: case[name] for name in ("temperature", "top_k", "top_p")}
+    for run, (tokens,) in enumerate(case["runs"]):
+        noise = sampling_noise(first, later, length=length, run=run)
+        start = 0
+        while start < length:
+            context = context_of(case, net.hparams.n_vocab) + tokens[:start]
+            found = sample_sequence(net, length=length - start, context=context, noise=noise[start:], **options)
+            parted = np.flatnonzero(found[0, len(context) :] != tokens[start:])
+            if not len(parted):
+                break
+            at = start + int(parted[0])
+            yield context_of(case, net.hparams.n_vocab) + tokens[:at], tokens[at], noise[at, 0]
+            start = at + 1
+
+
+def hinges_on_rounding(weights, n_head, case, context, token, u):
+    """Whether, in float64, a last bit decides between the recorded token and the port's.
+
+    Either the original's float32 running sum of top-p passed 1.0 although top_p is 1 and dropped the
+    least likely token kept, with which the recorded token is what u picks; or u lies within the
+    rounding of the logits (1e-4) of the boundary between the two tokens.
+    """
+    logits = oracle.forward(weights, n_head, np.array(context))[-1] / case["temperature"]
+    kept = oracle.top_k_kept(logits, case["top_k"])
+    without_the_last = kept - {min(kept, key=lambda index: logits[index])}
+    if case["top_p"] == 1 and oracle.pick(logits, without_the_last, u) == token:
+        return True
+    cdf = np.cumsum(oracle.softmax(np.where(np.isin(np.arange(len(logits)), list(kept)), logits, -1e10)))
+    return min(abs(u - cdf[token]), abs(u - cdf[token - 1])) < 1e-5
+
+
+def assert_differences_hinge_on_rounding(net, cases, at_most):
+    weights = {v.path: v.numpy().astype(np.float64) for v in net.variables}
+    count = 0
+    for case in cases:
+        for context, token, u in differences(net, case):
+            assert hinges_on_rounding(weights, net.hparams.n_head, case, context, token, u), (case, context)
+            count += 1
+    assert count <= at_most
+
+
+def test_what_differs_hinges_on_rounding(tiny):
+    marked = [case for case in read_cases("tiny-a") if "rounding" in case]
+    assert len(marked) == 1
+    assert_differences_hinge_on_rounding(tiny, marked, at_most=2)
+
+
+@pytest.mark.slow
+def test_124m_equals_the_recorded_runs_but_for_rounding(r124m_folder):
+    """536 tokens; at about one in a hundred the original hinged on a last bit, each time shown in float64."""
+    net = load_model(r124m_folder)
+    assert_differences_hinge_on_rounding(net, read_cases("r124m"), at_most=10)
+
+
+def test_rows_do_not_influence_each_other(tiny):
+    rng = np.random.default_rng(0)
+    context, noise = rng.integers(0, 1000, [4, 7]), rng.random([30, 4])
+    together = sample_sequence(tiny, length=30, context=context, noise=noise, top_k=40)
+    for row in range(4):
+        alone = sample_sequence(
+            tiny, length=30, context=context[row : row + 1], noise=noise[:, row : row + 1], top_k=40
+        )
+        assert alone[0].tolist() == together[row].tolist()
+
+
+def test_same_noise_same_tokens_for_every_prompt_length(tiny):
+    """Greedy continuation equals the arg-max of one full pass, for every length of the prompt."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 1000, [1, 64])
+    for n_prompt in range(1, 65):
+        length = min(3, 65 - n_prompt)
+        found = sample_sequence(
+            tiny, length=length, context=tokens[:, :n_prompt], temperature=0, noise=np.zeros([length, 1])
+        )
+        expected = tf.argmax(tiny(found[:, :-1])["logits"][0, n_prompt - 1 :], axis=-1)
+        assert found[0, n_prompt:].tolist() == expected.numpy().tolist()
+
+
+class Scripted:
+    """A stand-in for the model that always wants the next token up, to make indexing exact."""
+
+    hparams = HParams(n_vocab=11, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
+
+    def __call__(self, tokens, past=None):
+        batch, seq = tf.unstack(tf.shape(tokens))
+        if past is not None:
+            tf.debugging.assert_equal(seq, 1)
+        return {
+            "logits": tf.one_hot((tokens + 1) % 11, 11, on_value=1e9),
+            "present": tf.zeros([batch, 1, 2, 2, seq, 2]),
+        }
+
+
+@pytest.mark.parametrize(("n_prompt", "length"), [(3, 6), (1, 8), (8, 1), (2, 0), (8, 0)])
+def test_what_fits_the_window_runs(n_prompt, length):
+    found = sample_sequence(
+        Scripted(), length=length, context=np.tile(np.arange(n_prompt), [2, 1]), noise=np.zeros([length, 2])
+    )
+    assert found.tolist() == [list(range(n_prompt + length))] * 2
+
+
+@pytest.mark.parametrize(("n_prompt", "length"), [(3, 7), (8, 2), (9, 1), (9, 0)])
+def test_what_does_not_fit_the_window_is_refused(n_prompt, length):
+    with pytest.raises(ValueError, match=f"the prompt has {n_prompt} tokens"):
+        sample_sequence(Scripted(), length=length, context=[0] * n_prompt, noise=np.zeros([length, 1]))
+
+
+def test_start_token_and_batch_size():
+    found = sample_sequence(Scripted(), length=2, start_token=5, batch_size=3, noise=np.zeros([2, 3]))
+    assert found.tolist() == [[5, 6, 7]] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": -1}, "length is -1"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-9}, "temperature is 1e-09"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"context": None}, "exactly one of start_token and context"),
+        ({"start_token": 3}, "exactly one of start_token and context"),
+        ({"context": []}, "the prompt is empty"),
+        ({"context": [[]]}, "the prompt is empty"),
+        ({"context": [11]}, "token 11 is not in the vocabulary of 11"),
+        ({"context": [-1]}, "token -1 is not in the vocabulary of 11"),
+        ({"context": [0.5]}, "context must be"),
+        ({"context": [[1], [2]], "batch_size": 3}, "context has 2 rows, batch_size is 3"),
+        ({"noise": np.zeros([3, 1])}, r"noise has shape \(3, 1\)"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    good = {"length": 2, "context": [0], "noise": np.zeros([2, 1])}
+    with pytest.raises(ValueError, match=message):
+        sample_sequence(Scripted(), **{**good, **arguments})
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_weights_that_are_not_finite_are_an_error(temperature):
+    net = GPT2(Scripted.hparams)
+    net.wte.assign(np.full(net.wte.shape, np.nan))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sample_sequence(net, length=5, context=[0], temperature=temperature, noise=np.zeros([5, 1]))
