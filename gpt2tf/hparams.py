@@ -60,13 +60,13 @@ def read_hparams(path: str | os.PathLike) -> HParams:
     with open(path, encoding="utf-8-sig") as file:
         try:
             found = json.load(file)
-        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError both
+        except (ValueError, RecursionError) as error:  # ValueError: JSONDecodeError and UnicodeDecodeError
             raise ValueError(f"{path} is damaged, it is not JSON ({error}); download it again") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold an object with {', '.join(fields)}")
+        raise ValueError(f"{path} must hold an object with {', '.join(fields)}; download it again")
     missing = [name for name in fields if name not in found]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
+        raise ValueError(f"{path} lacks {', '.join(missing)}; add what is missing, or download it again")
     try:
         return HParams(**{name: found[name] for name in fields})
     except ValueError as error:

@@ -48,23 +48,24 @@ def leading_scope(names) -> str | None:
 
     The original's Saver wrote "model/"; training code around it may have put its own scope in front.
     Optimizer slots (`model/wte/Adam`) do not end in `wte` and so do not count; of several scopes
-    (a moving average beside the weights) the shortest is the model's.
+    (a moving average beside the weights) the model's is "model/", or else the shortest.
     """
     scopes = [name[: -len("wte")] for name in names if re.search(r"(^|/)wte$", name)]
-    return min(scopes, key=len, default=None)
+    return min(scopes, key=lambda scope: (scope != "model/", len(scope), scope), default=None)
 
 
 def infer_hparams(shapes: Shapes) -> HParams | None:
     """The hparams that these variables (names starting with `model/`) belong to, or None.
 
-    n_head leaves no trace in the shapes; the published models all have 64 features a head, so that is
-    what an n_embd divisible by 64 gets, and any other gets None.
+    n_head leaves no trace in the shapes, and a wrong one gives wrong text without an error: only an n_embd
+    of a published model tells it.
     """
+    heads = {published.n_embd: published.n_head for published in PUBLISHED.values()}
     wte, wpe = shapes.get("model/wte", ()), shapes.get("model/wpe", ())
     n_layer = len({name.split("/")[1] for name in shapes if re.match(r"model/h\d+/", name)})
-    if len(wte) != 2 or len(wpe) != 2 or not n_layer or wte[1] % 64:
+    if len(wte) != 2 or len(wpe) != 2 or 0 in (*wte, *wpe) or not n_layer or wte[1] not in heads:
         return None
-    return HParams(n_vocab=wte[0], n_ctx=wpe[0], n_embd=wte[1], n_head=wte[1] // 64, n_layer=n_layer)
+    return HParams(n_vocab=wte[0], n_ctx=wpe[0], n_embd=wte[1], n_head=heads[wte[1]], n_layer=n_layer)
 
 
 def difference(hparams: HParams, found: Shapes) -> str | None:

@@ -74,7 +74,7 @@ def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
     return context.astype(np.int32)
 
 
-@tf.function
+@tf.function(autograph=False)
 def _loop(model, context, noise, temperature, top_k, top_p):
     """context: [batch, seq], noise: [length, batch] -> [batch, seq + length]; shorter where it met NOT_FINITE."""
 

@@ -1,7 +1,9 @@
 """What several test files share: the recorded folders, the tiny model, and a model of full size."""
 
+import io
 import os
 import pathlib
+import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -9,6 +11,10 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import pytest
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", 'slow: takes a model of full size; left out with -m "not slow"')
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +25,8 @@ def tiny():
     return load_model(GOLDEN / "tiny-a")
 
 
-@pytest.fixture(scope="session")
-def r124m_folder(tmp_path_factory):
-    """A model folder of the size of 124M, with the weights on which golden/r124m was recorded."""
+def make_r124m(folder):
+    """Write a model folder of the size of 124M, with the weights on which golden/r124m was recorded."""
     import numpy as np
 
     from gpt2tf import GPT2, save_checkpoint
@@ -34,6 +39,77 @@ def r124m_folder(tmp_path_factory):
         leaf = path.rsplit("/", 1)[-1]
         return (scales[leaf] * rng.randn(*shape) + (leaf == "g")).astype(np.float32)
 
-    folder = tmp_path_factory.mktemp("models") / "R124M"
     save_checkpoint(GPT2(PUBLISHED["124M"], initial_value=value), folder)
+
+
+@pytest.fixture(scope="session")
+def r124m_folder(tmp_path_factory):
+    """The folder that make_r124m writes."""
+    folder = tmp_path_factory.mktemp("models") / "R124M"
+    make_r124m(folder)
     return folder
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Sets the bytes that stdin holds; until then reading it fails the test."""
+
+    class Untouched:
+        def __getattr__(self, name):
+            raise AssertionError("stdin was read")
+
+    def set_bytes(raw):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+    monkeypatch.setattr("sys.stdin", Untouched())
+    return set_bytes
+
+
+@pytest.fixture
+def sample(monkeypatch, capsys, stdin, tiny):
+    """Runs `sample.py` with flags: (exit code, stdout, stderr). The recorded model is loaded once for all tests."""
+    from gpt2tf import cli, cli_sample
+
+    load = cli_sample._load_model
+    monkeypatch.setattr("sys.argv", ["sample.py"])
+    monkeypatch.setattr(
+        cli_sample, "_load_model", lambda prefix: tiny if prefix.startswith(str(GOLDEN)) else load(prefix)
+    )
+
+    def leave_at_once(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave_at_once)
+
+    def run(*argv):
+        with pytest.raises(SystemExit) as left:
+            cli.main("sample", list(map(str, argv)))
+        return left.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(sample, monkeypatch):
+    """Runs `sample.py` with flags that must be refused in one line before TensorFlow is there: (exit code, line)."""
+
+    def run(*argv):
+        code, out, err = sample(*argv)
+        assert (out, err.count("\n")) == ("", 1) and err.startswith("sample.py: ")
+        return code, err.removeprefix("sample.py: ").rstrip("\n")
+
+    from gpt2tf import cli_sample
+
+    def too_late():
+        raise AssertionError("TensorFlow was imported")
+
+    monkeypatch.setattr(cli_sample, "silence_tensorflow", too_late)
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the recorded model, to be damaged."""
+    copy = tmp_path / "models" / "copy"
+    shutil.copytree(GOLDEN / "tiny-a", copy, ignore=shutil.ignore_patterns("*.npz", "samples.json", "*.meta"))
+    return copy

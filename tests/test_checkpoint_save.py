@@ -1,0 +1,299 @@
+"""save_checkpoint: complete folders, what it leaves alone, and what a failing or killed save leaves behind."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoint_files import MODEL_FILES, TINY, assert_is_tiny, copy_tiny, tiny_weights
+
+import encoder
+from gpt2tf import GPT2, HParams, checkpoint, load_model, save_checkpoint
+from gpt2tf.hparams import read_hparams
+
+INDEX, DATA = "model.ckpt.index", "model.ckpt.data-00000-of-00001"
+SMALL = HParams(n_vocab=300, n_ctx=8, n_embd=16, n_head=2, n_layer=1)
+
+
+def other(hparams=None):
+    """An untrained model of the sizes of tiny-a, with tiny-a's vocabulary."""
+    model = GPT2(hparams or read_hparams(TINY / "hparams.json"))
+    model.vocabulary = str(TINY)
+    return model
+
+
+def files(folder):
+    """{path below folder: content} of everything in it."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def assert_same_weights(found, expected):
+    for variable, wanted in zip(found.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), wanted.numpy(), err_msg=variable.path)
+
+
+def test_a_new_folder_is_complete(tmp_path, tiny):
+    save_checkpoint(tiny, tmp_path / "m")
+    assert sorted(os.listdir(tmp_path / "m")) == sorted(MODEL_FILES)
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_untrained_model_gets_the_released_vocabulary_cut_to_size(tmp_path):
+    model = GPT2(SMALL)
+    save_checkpoint(model, tmp_path / "m")
+    enc = encoder.get_encoder("m", tmp_path)
+    assert len(enc.encoder) == 300
+    assert enc.encoder[encoder.END_OF_TEXT] == 299
+    assert enc.decode(enc.encode("Größe 日本 hello")) == "Größe 日本 hello"
+    assert json.loads((tmp_path / "m" / "hparams.json").read_text())["n_vocab"] == 300
+    assert_same_weights(load_model(tmp_path / "m"), model)
+
+
+def test_the_vocabulary_of_the_folder_stays_with_the_model(tmp_path):
+    folder = copy_tiny(tmp_path / "a")
+    table = json.loads((folder / "encoder.json").read_text())
+    text = json.dumps({token: 999 - i for token, i in table.items()})
+    (folder / "encoder.json").write_text(text)
+    save_checkpoint(load_model(folder), tmp_path / "b")
+    assert (tmp_path / "b" / "encoder.json").read_text() == text
+    assert (tmp_path / "b" / "vocab.bpe").read_bytes() == (TINY / "vocab.bpe").read_bytes()
+
+
+def test_a_folder_without_vocabulary_gets_one(tmp_path):
+    folder = copy_tiny(tmp_path / "a")
+    (folder / "vocab.bpe").unlink()
+    model = load_model(folder)
+    assert model.vocabulary is None
+    save_checkpoint(model, tmp_path / "b")
+    assert len(encoder.get_encoder("b", tmp_path).encoder) == 1000
+
+
+@pytest.mark.parametrize("n_vocab", [256, 50258])
+def test_a_vocabulary_that_cannot_be_is_refused_before_anything_is_written(tmp_path, n_vocab):
+    model = GPT2(HParams(n_vocab=n_vocab, n_ctx=8, n_embd=2, n_head=1, n_layer=1))
+    with pytest.raises(
+        ValueError, match=f"n_vocab is {n_vocab}; the released vocabulary can be cut to 257 up to 50257"
+    ):
+        save_checkpoint(model, tmp_path / "new" / "m")
+    assert os.listdir(tmp_path) == []
+
+
+def test_other_files_of_the_folder_stay(tmp_path, tiny):
+    folder = tmp_path / "m"
+    save_checkpoint(other(), folder)
+    others = {"counter": b"7", "model-1000.index": b"x", "samples/a.txt": b"text", "model.ckpt.meta": b"graph"}
+    (folder / "samples").mkdir()
+    for name, content in others.items():
+        (folder / name).write_bytes(content)
+    save_checkpoint(tiny, folder)
+    found = files(folder)
+    assert found.keys() == {*MODEL_FILES, *others}
+    assert {name: found[name] for name in others} == others
+    assert found[DATA] == (TINY / DATA).read_bytes()
+    assert_is_tiny(load_model(folder))
+
+
+def test_saving_over_the_folder_it_came_from(tmp_path):
+    folder = copy_tiny(tmp_path / "m")
+    model = load_model(folder)
+    model.wpe.assign_add(tf.ones_like(model.wpe))
+    save_checkpoint(model, folder)
+    np.testing.assert_array_equal(load_model(folder).wpe.numpy(), tiny_weights()["model/wpe"] + 1)
+    assert (folder / "encoder.json").read_bytes() == (TINY / "encoder.json").read_bytes()
+
+
+@pytest.mark.parametrize("path", ["m", "m/", "./m", "deep/er/m", "."])
+def test_forms_of_the_path(tmp_path, tiny, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(tiny, path)
+    assert sorted(os.listdir(tmp_path / path)) == sorted(MODEL_FILES)
+    assert_is_tiny(load_model(path))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symbolic_link_stays_one(tmp_path, tiny, there):
+    target = tmp_path / "disk" / "m"
+    target.parent.mkdir()
+    if there:
+        copy_tiny(target)
+    (tmp_path / "m").symlink_to(target)
+    save_checkpoint(tiny, tmp_path / "m")
+    assert (tmp_path / "m").is_symlink()
+    assert sorted(os.listdir(target)) == sorted(MODEL_FILES)
+    assert sorted(os.listdir(tmp_path)) == ["disk", "m"]
+
+
+def test_a_file_in_the_way(tmp_path, tiny):
+    (tmp_path / "m").write_text("notes")
+    for path in ("m", "m/below"):
+        with pytest.raises(NotADirectoryError, match=re.escape(str(tmp_path / "m"))):
+            save_checkpoint(tiny, tmp_path / path)
+    assert files(tmp_path) == {"m": b"notes"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_follow_the_umask(tmp_path, tiny, mask):
+    before = os.umask(mask)
+    try:
+        save_checkpoint(tiny, tmp_path / "m")
+        save_checkpoint(other(SMALL), tmp_path / "n")
+        save_checkpoint(tiny, tmp_path / "n")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "m", tmp_path / "n"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~mask
+        for file in MODEL_FILES:
+            assert stat.S_IMODE((folder / file).stat().st_mode) == 0o666 & ~mask, file
+
+
+def test_float16_variables_are_saved_as_float32(tmp_path):
+    import keras
+
+    keras.mixed_precision.set_global_policy("float16")
+    try:
+        model = GPT2(SMALL)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert model.wte.dtype == "float16"
+    save_checkpoint(model, tmp_path / "m")
+    reader = tf.train.load_checkpoint(str(tmp_path / "m" / "model.ckpt"))
+    assert set(reader.get_variable_to_dtype_map().values()) == {tf.float32}
+    np.testing.assert_array_equal(reader.get_tensor("model/wte"), model.wte.numpy().astype(np.float32))
+
+
+def test_an_optimizer_is_not_saved(tmp_path, tiny):
+    import keras
+
+    model = load_model(TINY)
+    model.compile(optimizer=keras.optimizers.Adam())
+    model.optimizer.build(model.trainable_variables)
+    save_checkpoint(model, tmp_path / "m")
+    assert (tmp_path / "m" / INDEX).read_bytes() == (TINY / INDEX).read_bytes()
+
+
+STEPS = ["write_hparams", "_write_variables", "os.fsync", "os.rename", "os.replace"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failing_step_leaves_what_was_there(tmp_path, tiny, monkeypatch, step, existing, error):
+    folder = tmp_path / "models" / "m"
+    if existing:
+        save_checkpoint(other(), folder)
+    before = files(tmp_path)
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(checkpoint if "." not in step else os, step.removeprefix("os."), fail)
+    if step == ("os.rename" if existing else "os.replace"):
+        save_checkpoint(tiny, folder)  # this step belongs to the other kind of save
+        return
+    with pytest.raises(type(error)):
+        save_checkpoint(tiny, folder)
+    assert files(tmp_path) == before
+    assert existing or not folder.exists()
+    assert not any(path.name.startswith(".saving-") for path in tmp_path.rglob("*"))
+
+
+def run(code, *arguments):
+    """Run code in another Python; what it prints, by lines."""
+    code = "import os, resource, signal, sys\nfrom gpt2tf import checkpoint, load_model, save_checkpoint\n" + code
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+FULL_DISK = """
+model = load_model(sys.argv[1])
+for limit in (100, 20_000, 100_000, 543_935):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    for folder in sys.argv[2:]:
+        try:
+            save_checkpoint(model, folder)
+        except OSError as error:
+            print(error)
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """A limit on the size of a file stands for a full disk, for TensorFlow's writer too."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "notes").write_text("keep")
+    said = run(FULL_DISK, TINY, tmp_path / "m", tmp_path / "new" / "n")
+    assert len(said) == 8
+    assert all("File too large" in line and "function_node" not in line for line in said)
+    assert files(tmp_path) == {"m/notes": b"keep"}
+    assert os.listdir(tmp_path) == ["m"]
+
+
+KILLED = """
+def kill(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+for step in sys.argv[2].split():
+    for folder in sys.argv[3:]:
+        child = os.fork()  # before TensorFlow has started its threads
+        if child == 0:
+            owner, name = step.rsplit(".", 1)
+            setattr(eval(owner), name, kill)
+            save_checkpoint(load_model(sys.argv[1]), folder)
+            os._exit(0)
+        print(os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+KILLED_AT = ["checkpoint.write_hparams", "checkpoint._write_variables", "checkpoint.tf.raw_ops.MergeV2Checkpoints"]
+KILLED_AT += ["os.fsync"]
+
+
+def test_a_killed_save_leaves_the_old_model(tmp_path):
+    old, folder = other(), tmp_path / "m"
+    save_checkpoint(old, folder)
+    assert run(KILLED, TINY, " ".join(KILLED_AT), folder, tmp_path / "new") == ["9"] * 2 * len(KILLED_AT)
+    assert_same_weights(load_model(folder), old)
+    assert not (tmp_path / "new").exists()
+    save_checkpoint(load_model(TINY), folder)
+    assert_is_tiny(load_model(folder))
+
+
+def test_a_save_that_vanishes_from_under_it(tmp_path, tiny, monkeypatch):
+    """The folder that is being saved to is deleted meanwhile: an error, and no half of a model."""
+    folder = copy_tiny(tmp_path / "m")
+    write = checkpoint._write_variables
+
+    def delete_then_write(*args):
+        shutil.rmtree(folder)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "_write_variables", delete_then_write)
+    with pytest.raises(OSError):
+        save_checkpoint(tiny, folder)
+    assert not (folder / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_an_interrupted_replacement_is_never_read_as_a_mix(tmp_path, monkeypatch, step):
+    """Cut short between its renames, a save over another model leaves the old one or one that is refused."""
+    old, new = HParams(260, 8, 8, 2, 1), HParams(260, 8, 8, 4, 1)  # they differ in nothing that the shapes show
+    save_checkpoint(GPT2(old), tmp_path / "model")
+    replace, calls = os.replace, []
+
+    def interrupted(source, target):
+        if len(calls) == step:
+            raise KeyboardInterrupt
+        calls.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(GPT2(new), tmp_path / "model")
+    if step == 0:
+        assert load_model(tmp_path / "model").hparams == old
+    else:
+        with pytest.raises(ValueError, match=r"data-00000-of-00001"):
+            load_model(tmp_path / "model")
