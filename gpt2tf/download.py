@@ -1,0 +1,336 @@
+"""Fetch a published model into a folder: resumed where it was cut, checked, and only then under its name.
+
+Mirrors openai/gpt-2 download_model.py: the same addresses, the same seven files, the same folders, one
+progress bar a file. Differences: the original saved whatever came, an error page or half a file included.
+Here a file grows in `models/<name>/.download/` and is renamed when it has been verified (`model.ckpt.index`
+and its data together), and what lies complete under its final name is not fetched again.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+
+import requests
+from tqdm import tqdm
+
+from gpt2tf import names
+from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, read_hparams, size_name
+from gpt2tf.locate import PREFIX
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+BASE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/models"  # openai/gpt-2 download_model.py
+CHECKPOINT, HPARAMS = "checkpoint", "hparams.json"
+INDEX, DATA, META = "model.ckpt.index", "model.ckpt.data-00000-of-00001", "model.ckpt.meta"
+
+# Verified and renamed together; small files first, so that a wrong address shows at once. The last file of
+# a group vouches for all of it: the checksums of the data are in the index.
+GROUPS = ((HPARAMS,), (CHECKPOINT,), ("vocab.bpe",), ("encoder.json",), (META,), (INDEX, DATA))
+
+# Bytes and SHA-256 of the vocabulary, one for all models; the hashes are those that tiktoken pins.
+VOCABULARY = {
+    "encoder.json": (1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    "vocab.bpe": (456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+}
+# Bytes of the other files, where known. hparams.json is judged by what it says.
+SIZES = {"124M": {CHECKPOINT: 77, INDEX: 5215, META: 471155}}
+
+OTHER_NAMES = FORMER_NAMES | {"335M": "355M", "1.5B": "1558M", "1.5GB": "1558M", "1500M": "1558M"}
+OTHER_NAMES |= {"GPT2": "124M", "GPT2-MEDIUM": "355M", "GPT2-LARGE": "774M", "GPT2-XL": "1558M"}
+
+CHUNK = 1 << 16  # bytes; at most this much is lost when a connection breaks
+LONGEST_PAUSE = 60  # seconds
+WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|\?xml|error)\b", re.IGNORECASE)
+PASSING_ERRORS = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+TRY_AGAIN = "try again, or name a mirror with --base_url"
+
+log = logging.getLogger("gpt2tf")
+
+
+class DownloadError(OSError):
+    """A model could not be fetched; the message says from where, why, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    model_name: str
+    folder: str
+    base_url: str
+    session: requests.Session
+    timeout: float
+    retries: int
+    backoff: float
+    progress: bool
+
+    def url(self, name: str) -> str:
+        return f"{self.base_url.rstrip('/')}/{self.model_name}/{name}"
+
+    def part(self, name: str) -> str:
+        return os.path.join(self.folder, ".download", name)
+
+
+def check_name(model_name: str) -> str:
+    """The name itself, if a model of that name was published.
+
+    Raises ValueError that lists the published names, and says which of them a former or mistaken name means.
+    """
+    if model_name in PUBLISHED:
+        return model_name
+    meant = OTHER_NAMES.get(model_name.upper())
+    asked = "it is now called" if model_name.upper() in FORMER_NAMES else "did you mean"
+    hint = f"{asked} {meant}; " if meant else ""
+    raise ValueError(f"there is no model {model_name!r}: {hint}the models are {', '.join(PUBLISHED)}")
+
+
+def known_size(model_name: str, name: str) -> int | None:
+    """Bytes of a published file, or None where that is not known."""
+    if name == DATA:
+        return 4 * names.parameter_count(PUBLISHED[model_name])  # float32, and nothing but the parameters
+    return VOCABULARY[name][0] if name in VOCABULARY else SIZES.get(model_name, {}).get(name)
+
+
+def download_model(
+    model_name: str,
+    models_dir: str | os.PathLike = "models",
+    base_url: str = BASE_URL,
+    *,
+    timeout: float = 30.0,
+    retries: int = 5,
+    backoff: float = 1.0,
+    progress: bool = True,
+) -> str:
+    """Make `models_dir/model_name` a complete, verified copy of a published model; return that path.
+
+    base_url: where `<model_name>/<file>` is found. timeout: seconds to wait for a connection, and for the
+    next byte. retries: how often in a row a request may be repeated without a new byte; backoff: seconds
+    before the first of them, doubled each time. progress: a bar for each file, if stderr is a terminal.
+    HTTPS_PROXY, NO_PROXY and REQUESTS_CA_BUNDLE count. Files that are there and whole are left alone, others
+    are replaced. What an interrupted call fetched stays in `.download`, and the next one goes on from it.
+    A call waits for another one on the same folder, except on Windows: do not run two there.
+
+    Raises ValueError for an unknown name; DownloadError (an OSError) where the server, the connection or
+    the room on the disk fails; other OSErrors of the disk.
+    """
+    check_name(model_name)
+    if sys.maxsize < 2**32 and known_size(model_name, DATA) >= 2**31:
+        raise DownloadError(f"{model_name} has a file of more than 2 GiB, too large for a 32-bit Python")
+    folder = os.path.join(models_dir, model_name)
+    os.makedirs(folder, exist_ok=True)
+    with _alone_in(folder), requests.Session() as session:
+        job = _Job(model_name, folder, base_url, session, timeout, retries, backoff, progress)
+        for group in [group for group in GROUPS if not _is_complete(job, group)]:
+            _obtain(job, group)
+        shutil.rmtree(job.part(""), ignore_errors=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str):
+    """Hold the lock of a folder. It ends with its process, however that ends, and leaves no file behind."""
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.warning("another process is downloading into %s; waiting for it", folder)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:  # some network file systems have no such locks
+                log.info("%s cannot be locked (%s); do not start a second download into it", folder, error)
+        yield
+
+
+def _is_complete(job: _Job, group: tuple[str, ...]) -> bool:
+    """Whether a group lies whole under its final names. If not, what there is of it becomes temporary files."""
+    present = [name for name in group if os.path.exists(os.path.join(job.folder, name))]
+    try:
+        if len(present) == len(group):
+            _check(job, job.folder, group[-1])
+            log.info("%s: %s complete", job.folder, " and ".join(group))
+            return True
+    except ValueError as error:
+        log.warning("%s; downloading it again", error)
+    os.makedirs(job.part(""), exist_ok=True)
+    for name in present:
+        os.replace(os.path.join(job.folder, name), job.part(name))
+    return False
+
+
+def _obtain(job: _Job, group: tuple[str, ...]) -> None:
+    """Fetch the files of a group, verify them and rename them; if they are damaged, once more from zero."""
+    for last in (False, True):
+        try:
+            for name in group:
+                _fetch(job, name)
+                _check(job, job.part(""), name)
+            break
+        except ValueError as error:
+            for damaged in group[: group.index(name) + 1]:  # the file and what it was checked with
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(job.part(damaged))
+            if last:
+                raise DownloadError(f"{job.url(name)}: {error}; {TRY_AGAIN}") from error
+            log.warning("%s: %s; downloading it once more", job.url(name), error)
+    for name in reversed(group):  # the data first, so that an index never lies without it
+        with open(job.part(name), "rb+") as file:
+            os.fsync(file.fileno())  # or a power cut may leave an empty file under the final name
+        os.replace(job.part(name), os.path.join(job.folder, name))
+
+
+def _check(job: _Job, folder: str, name: str) -> None:
+    """Raise ValueError unless folder/name is that file of the model; the data is checked with its index."""
+    path, hparams = os.path.join(folder, name), PUBLISHED[job.model_name]
+    if name in (INDEX, DATA):
+        from gpt2tf import checkpoint  # not at the top: it imports TensorFlow, which takes seconds
+
+        verify = checkpoint.verify_index if name == INDEX else checkpoint.verify
+        verify(os.path.join(folder, PREFIX), hparams)
+    elif name == HPARAMS:
+        found = read_hparams(path)
+        if found != hparams:
+            raise ValueError(f"{path} is of {size_name(found) or found}, not of {job.model_name}")
+    else:
+        with open(path, "rb") as file:
+            content = file.read()
+        size = known_size(job.model_name, name) or len(content)
+        if len(content) != size or not _is_genuine(name, content):
+            raise ValueError(f"{path} is damaged, its {len(content):,} bytes are not the published {name}")
+
+
+def _is_genuine(name: str, content: bytes) -> bool:
+    if name in VOCABULARY:
+        return hashlib.sha256(content).hexdigest() == VOCABULARY[name][1]
+    if name == CHECKPOINT:
+        return bool(re.fullmatch(rb'model_checkpoint_path: "model\.ckpt"\s+(\w+: "\S+"\s*)*', content))
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+
+    try:  # model.ckpt.meta, the original's graph, which nothing here reads
+        return bool(MetaGraphDef.FromString(content).graph_def.node)
+    except DecodeError:
+        return False
+
+
+def _fetch(job: _Job, name: str) -> None:
+    """Bring a temporary file to its full length, in as many requests as that takes. Raises ValueError where
+    the server's file is not the published one; DownloadError as `download_model`.
+    """
+    part, url, failures = job.part(name), job.url(name), 0
+    open(part, "ab").close()
+    furthest = os.path.getsize(part)
+    with tqdm(desc=f"Fetching {name}", unit="B", unit_scale=True, disable=None if job.progress else True) as bar:
+        while True:
+            try:
+                return _request(job, name, bar)
+            except requests.RequestException as error:
+                failures = failures + 1 if os.path.getsize(part) <= furthest else 0
+                furthest = max(furthest, os.path.getsize(part))
+                if failures > job.retries or not _may_pass(error):
+                    raise DownloadError(f"{url}: {_explain(error)}; {TRY_AGAIN}") from error
+                pause = min(job.backoff * 2 ** max(0, failures - 1), LONGEST_PAUSE)
+                log.warning("%s: %s; trying again in %g s", url, _explain(error), pause)
+                time.sleep(pause)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise DownloadError(f"the disk is full: make room and try again ({part} is kept)") from error
+
+
+def _request(job: _Job, name: str, bar: tqdm) -> None:
+    """One request for what a temporary file lacks, and the writing of the answer."""
+    part, size = job.part(name), known_size(job.model_name, name)
+    have, version = os.path.getsize(part), None
+    if have == size:
+        return
+    with contextlib.suppress(FileNotFoundError), open(f"{part}.version", encoding="latin-1") as file:
+        version = file.read()
+    if version is None or have > (size or have):
+        have = 0  # too long, or not fetched by this program: the original saved error pages as well
+    headers = {"Accept-Encoding": "identity"}  # a compressed body has other lengths and ranges than the file
+    if have:
+        headers |= {"Range": f"bytes={have}-"} | ({"If-Range": version} if version else {})
+    with job.session.get(job.url(name), headers=headers, stream=True, timeout=job.timeout) as response:
+        start, total, served = _extent(response)
+        if start and (start != have or version and served not in ("", version)):
+            os.truncate(part, 0)  # it is no beginning of the server's file
+            return _request(job, name, bar)
+        if not start:
+            os.truncate(part, 0)
+            with open(f"{part}.version", "w", encoding="latin-1") as file:
+                file.write(served)
+        _save(job, name, response, start, total, bar)
+
+
+def _extent(response: requests.Response) -> tuple[int, int | None, str]:
+    """Where in the file an answer starts (-1: nowhere), how long the whole file is (None: it does not say),
+    and its version, the validator for If-Range: a strong ETag, else a date, else "". Raises HTTPError.
+    """
+    span = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+    if response.status_code == 206 and span:
+        start, total = span.groups()
+    elif response.status_code == 200:
+        start, total = 0, response.headers.get("Content-Length", "")
+    elif response.status_code == 416 and "Range" in response.request.headers:
+        start, total = -1, ""
+    else:
+        raise requests.HTTPError(f"HTTP {response.status_code} {response.reason}", response=response)
+    etag = response.headers.get("ETag", "W/")
+    version = response.headers.get("Last-Modified", "") if etag.startswith("W/") else etag
+    return int(start), int(total) if total.isdecimal() else None, version
+
+
+def _save(job: _Job, name: str, response: requests.Response, start: int, total: int | None, bar: tqdm) -> None:
+    """Write an answer's body to the temporary file, from `start` up to the end of the file."""
+    part, size = job.part(name), known_size(job.model_name, name)
+    chunks = response.iter_content(CHUNK)
+    chunk = next(chunks, b"")
+    if not start and WEB_PAGE.match(chunk):
+        raise ValueError("the server answered with a web page; check the address, or the proxy (HTTPS_PROXY)")
+    if None not in (total, size) and total != size:
+        raise ValueError(f"the server announces {total:,} bytes, the published file has {size:,}")
+    total = total or size
+    free = shutil.disk_usage(job.folder).free
+    if free < (total or 0) - start:
+        raise DownloadError(f"{name} needs {total - start:,} more bytes, but {job.folder} has {free:,} free; make room")
+    bar.total = total
+    bar.initial = bar.n = bar.last_print_n = start  # there already, and no part of the speed
+    with open(part, "ab") as file:
+        while chunk and file.tell() <= (total or file.tell()):
+            file.write(chunk)
+            bar.update(len(chunk))
+            chunk = next(chunks, b"")
+    have = os.path.getsize(part)
+    if have > (total or have):
+        raise ValueError(f"the server sends more than the {total:,} bytes of the file")
+    if have < (total or 0):
+        raise requests.ConnectionError(f"the connection ended after {have:,} of {total:,} bytes")
+
+
+def _may_pass(error: requests.RequestException) -> bool:
+    """Whether the same request may succeed in a while."""
+    if error.response is not None:
+        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+    return isinstance(error, PASSING_ERRORS) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
+
+
+def _explain(error: requests.RequestException) -> str:
+    """What went wrong, and the variable that it hangs on."""
+    cause = error.args[0] if error.args else error
+    cause = getattr(cause, "reason", cause)  # what urllib3 wraps into "Max retries exceeded with url"
+    cause = cause.args[0] if len(getattr(cause, "args", ())) > 1 else cause  # (its words, another exception)
+    if isinstance(error, requests.exceptions.ProxyError) or "HTTP 407" in str(cause):
+        return f"the proxy fails ({cause}); check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"no trust in the certificate ({cause}); name your authority's file in REQUESTS_CA_BUNDLE"
+    return str(cause)
