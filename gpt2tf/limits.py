@@ -6,10 +6,13 @@ graph, which failed after minutes, or under XLA would not fail at all and print 
 
 from __future__ import annotations
 
-import math
+import os
 
 # Below this, logits of a usual size divided by it reach -1e10, the value of a filtered logit.
 MIN_TEMPERATURE = 1e-5
+# Long before this all tokens are equally likely; far above it float32 ends.
+MAX_TEMPERATURE = 1e9
+MAX_INT32 = 2**31 - 1  # what TensorFlow takes for a size
 
 
 def check_length(length: int) -> int:
@@ -19,17 +22,26 @@ def check_length(length: int) -> int:
     return length
 
 
+def check_batch_size(batch_size: int) -> int:
+    """Number of samples to make at a time: 1 or more."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
+    return batch_size
+
+
 def check_temperature(temperature: float) -> float:
-    """0 (arg-max) or a number from MIN_TEMPERATURE up."""
-    if not (temperature == 0 or (temperature >= MIN_TEMPERATURE and math.isfinite(temperature))):
-        raise ValueError(f"temperature is {temperature}; it must be 0 (arg-max) or from {MIN_TEMPERATURE} up")
+    """0 (arg-max) or a number from MIN_TEMPERATURE to MAX_TEMPERATURE."""
+    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
+        raise ValueError(
+            f"temperature is {temperature}; it must be 0 (arg-max) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:.0e}"
+        )
     return temperature
 
 
 def check_top_k(top_k: int) -> int:
     """0 (off) or the number of logits to keep; more than the vocabulary is off too."""
-    if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be 0 (off) or more")
+    if not 0 <= top_k <= MAX_INT32:
+        raise ValueError(f"top_k is {top_k}; it must be from 0 (off) to {MAX_INT32}")
     return top_k
 
 
@@ -53,4 +65,19 @@ def check_window(n_ctx: int, n_prompt: int, length: int) -> None:
         raise ValueError(
             f"the prompt has {n_prompt} tokens and length is {length}; together they may be at most {n_ctx + 1}, "
             f"so give a length of {n_ctx + 1 - n_prompt} or less"
+        )
+
+
+def check_memory(batch_size: int, row: int) -> None:
+    """Refuse a batch that cannot be made on this machine, where Linux would kill the process on the way.
+
+    row: bytes that one sample cannot do without.
+    """
+    if not hasattr(os, "sysconf"):
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if batch_size * row > memory:
+        raise ValueError(
+            f"batch_size is {batch_size}; a sample needs {row:,} bytes and the machine has {memory:,}, "
+            f"so give {max(memory // row, 1)} at the very most"
         )
