@@ -1,0 +1,66 @@
+"""The structure that DESIGN asks of the code: imports point one way, and only the command line prints."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "gpt2tf").glob("*.py")}
+
+# Each module and those of the package that it may import.
+ARROWS = {
+    "__init__": set(),
+    "hparams": set(),
+    "limits": set(),
+    "noise": set(),
+    "sampling": set(),
+    "names": {"hparams"},
+    "locate": {"hparams"},
+    "model": {"hparams"},
+    "checkpoint": {"hparams", "names", "locate", "model"},
+    "sample": {"limits", "model", "sampling"},
+    "download": {"hparams", "names", "locate", "checkpoint"},
+    "cli": {"limits", "hparams", "download", "cli_sample"},
+    "cli_sample": {"limits", "hparams", "locate", "checkpoint", "noise", "sample", "cli"},
+}
+
+
+def imported_from_package(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "gpt2tf":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpt2tf."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("gpt2tf."))
+
+
+def test_every_module_has_its_arrows():
+    assert set(MODULES) == set(ARROWS)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_arrows(module):
+    assert set(imported_from_package(MODULES[module])) <= ARROWS[module]
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"cli", "cli_sample"}))
+def test_only_the_command_line_prints(module):
+    printed = [node for node in ast.walk(MODULES[module]) if isinstance(node, ast.Name) and node.id == "print"]
+    assert not printed
+
+
+@pytest.mark.parametrize("module", ["hparams", "names", "locate", "limits", "download", "cli", "cli_sample"])
+def test_what_runs_before_tensorflow_does_not_import_it(module):
+    top_level = [node for node in MODULES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
+    heavy = {"tensorflow", "keras", "gpt2tf.model", "gpt2tf.checkpoint", "gpt2tf.sample", "gpt2tf.noise"}
+    names = {alias.name for node in top_level for alias in node.names} | {
+        node.module for node in top_level if isinstance(node, ast.ImportFrom)
+    }
+    assert not names & heavy
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.py"), *ROOT.glob("gpt2tf/*.py"), *ROOT.glob("encoder/*.py")], ids=str)
+def test_files_can_be_held_in_the_head(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350

@@ -1,0 +1,41 @@
+"""What the README says is so."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from gpt2tf import cli
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_command_prints_what_the_readme_shows(capsys, monkeypatch):
+    """And that is the recorded text: case 12 of golden/tiny-a/samples.json."""
+    section = README.split("## Run it")[1]
+    command = re.search(r"^python sample\.py (.*)$", section, re.MULTILINE)[1]
+    shown = re.search(r"^```\n(=+ SAMPLE 1 .*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main("sample", shlex.split(command))
+    assert capsys.readouterr().out == shown
+
+
+def test_every_flag_is_in_the_readme(capsys):
+    with pytest.raises(SystemExit):
+        cli.main("sample", ["--help"])
+    flags = set(re.findall(r"--\w+", capsys.readouterr().out)) - {"--help"}
+    table = README.split("## Command line")[1].split("\n## ")[0]
+    assert flags <= set(re.findall(r"--\w+", table))
+
+
+def test_every_difference_in_the_readme_is_pinned_by_a_test():
+    table = README.split("## Differences from the original")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(rows) > 10
+    for row in rows:
+        pins = [pin.strip(" `") for pin in row[-1].split(",")]
+        assert all(f"def {pin}(" in tests for pin in pins), row
