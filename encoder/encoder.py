@@ -179,7 +179,7 @@ def get_encoder(model_name: str | None = None, models_dir: str | PathLike[str] =
     if model_name is None:
         folder, remedy = Path(__file__).parent, "install gpt2tf again"
     else:
-        folder, remedy = Path(models_dir, model_name), f"download it again: python3 download_model.py {model_name}"
+        folder, remedy = Path(models_dir, model_name), "get the file again"
     encoder_path, merges_path = folder / "encoder.json", folder / "vocab.bpe"
     try:
         encoder = _read_encoder(encoder_path)

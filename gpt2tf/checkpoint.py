@@ -153,6 +153,8 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike) -> None:
     in an existing one finished files take the place of old ones, and other files stay.
     Raises OSError where the disk does, ValueError for an n_vocab that has no such vocabulary.
     """
+    if not os.fspath(folder):
+        raise ValueError("the folder to save to has no name")
     folder = os.path.realpath(folder)
     exists = os.path.isdir(folder)
     if os.path.exists(folder) and not exists:

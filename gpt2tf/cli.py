@@ -109,6 +109,12 @@ def _sample_flags(parser):
         help="file with the text to continue, less its last newline; - is stdin",
     )
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
+    _sampling_flags(flag)
+    _output_flags(flag)
+    parser.set_defaults(run=_run_sample, prog=parser.prog)
+
+
+def _sampling_flags(flag):
     flag("--seed", type=_number(int, _check_seed), help="the same seed gives the same text (a fresh one)")
     flag(
         "--nsamples",
@@ -145,6 +151,9 @@ def _sample_flags(parser):
         default=1,
         help="sample from the likeliest tokens whose probabilities sum to at most p; 1 is off (%(default)s)",
     )
+
+
+def _output_flags(flag):
     flag("--stop", type=_some, metavar="TEXT", help="end a sample before this text")
     flag("--truncate", action="store_true", help="end a sample before <|endoftext|>")
     flag("--include_prefix", action="store_true", help="print the prompt before its continuation")
@@ -157,7 +166,6 @@ def _sample_flags(parser):
     flag(
         "--output", type=_some, metavar="FILE", help="write the samples to this file, as UTF-8, once they are all made"
     )
-    parser.set_defaults(run=_run_sample, prog=parser.prog)
 
 
 def _download_flags(parser):

@@ -237,7 +237,9 @@ def _fetch(job: _Job, name: str) -> None:
                 failures = failures + 1 if os.path.getsize(part) <= furthest else 0
                 furthest = max(furthest, os.path.getsize(part))
                 if failures > job.retries or not _may_pass(error):
-                    raise DownloadError(f"{url}: {_explain(error)}; {TRY_AGAIN}") from error
+                    refused = error.response is not None and error.response.status_code < 500
+                    remedy = "check the address that --base_url names" if refused else TRY_AGAIN
+                    raise DownloadError(f"{url}: {_explain(error)}; {remedy}") from error
                 pause = min(job.backoff * 2 ** max(0, failures - 1), LONGEST_PAUSE)
                 log.warning("%s: %s; trying again in %g s", url, _explain(error), pause)
                 time.sleep(pause)

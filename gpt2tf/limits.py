@@ -68,6 +68,15 @@ def check_window(n_ctx: int, n_prompt: int, length: int) -> None:
         )
 
 
+def check_noise(noise, length: int, batch_size: int):
+    """A float64 array of [length, batch], each number in [0, 1)."""
+    if noise.shape != (length, batch_size):
+        raise ValueError(f"noise has shape {noise.shape}; it must be [length, batch], {(length, batch_size)}")
+    if not ((noise >= 0) & (noise < 1)).all():
+        raise ValueError("noise has a number outside of [0, 1)")
+    return noise
+
+
 def check_memory(batch_size: int, row: int) -> None:
     """Refuse a batch that cannot be made on this machine, where Linux would kill the process on the way.
 
@@ -77,7 +86,7 @@ def check_memory(batch_size: int, row: int) -> None:
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if batch_size * row > memory:
+        remedy = f"so give {memory // row} at the very most" if row <= memory else "so this model cannot be run here"
         raise ValueError(
-            f"batch_size is {batch_size}; a sample needs {row:,} bytes and the machine has {memory:,}, "
-            f"so give {max(memory // row, 1)} at the very most"
+            f"batch_size is {batch_size}; a sample needs {row:,} bytes and the machine has {memory:,}, {remedy}"
         )

@@ -38,7 +38,7 @@ def find_model(model_name: str, models_dir: str | os.PathLike) -> str:
         remedy = f"it is now called {published}: --model_name {published}"
     else:
         folder = shlex.quote(os.fspath(models_dir))
-        remedy = f"to download {wanted}: python download_model.py {wanted} --models_dir {folder}"
+        remedy = f"to download {wanted}: gpt2tf download {wanted} --models_dir {folder}"
     raise FileNotFoundError(
         f"there is no model {model_name!r} in {models_dir} (there: {', '.join(there) or 'none'}); {remedy}"
     )

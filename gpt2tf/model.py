@@ -12,10 +12,10 @@ attended to), heads, features (n_embd), head_features (n_embd // n_head), layer,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from gpt2tf.hparams import HParams
@@ -35,7 +35,7 @@ def softmax(x):
 
 def gelu(x):
     """The tanh form of GELU; Keras's default is the exact form."""
-    return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi).astype(np.float32).item() * (x + 0.044715 * tf.pow(x, 3))))
+    return 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * tf.pow(x, 3))))
 
 
 def norm(x, g, b):
@@ -108,8 +108,9 @@ def past_shape(hparams: HParams, batch_size=None, sequence=None):
 
 def _shape_list(x):
     """The shape as Python ints where they are known and scalars of the graph where they are not."""
-    dynamic = tf.shape(x)
-    return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]
+    if None not in x.shape:
+        return list(x.shape)
+    return [known or size for known, size in zip(x.shape, tf.unstack(tf.shape(x)), strict=True)]
 
 
 def initial_value(path: str, shape: tuple[int, ...]):
@@ -251,16 +252,15 @@ class GPT2(keras.Model):
         tokens: [batch, seq] ids. past: [batch, n_layer, 2, n_head, src, head_features], the `present`
         of what came before, concatenated on axis -2; None at the start.
         Returns {"logits": [batch, seq, n_vocab], "present": [batch, n_layer, 2, n_head, seq, head_features]}.
-        Raises ValueError when past and tokens together are longer than n_ctx.
+        Raises ValueError for other shapes, and when past and tokens together are longer than n_ctx.
         """
-        tokens = tf.convert_to_tensor(tokens)
+        self._check_shapes(tokens, past)
         past_length = 0 if past is None else _shape_list(past)[-2]
-        self._check_window(tokens.shape[-1], past_length)
         h = tf.gather(self.wte, tokens) + tf.gather(self.wpe, positions_for(tokens, past_length))
         presents = []
         pasts = [None] * self.hparams.n_layer if past is None else tf.unstack(past, axis=1)
-        for block, past in zip(self.blocks, pasts, strict=True):
-            h, present = block(h, past=past)  # [batch, seq, features], [batch, 2, heads, seq, head_features]
+        for block, past_of_block in zip(self.blocks, pasts, strict=True):
+            h, present = block(h, past=past_of_block)  # [batch, seq, features], [batch, 2, heads, seq, head_features]
             presents.append(present)
         h = self.ln_f(h)
         return {"logits": self.logits(h), "present": tf.stack(presents, axis=1)}
@@ -271,8 +271,18 @@ class GPT2(keras.Model):
         flat = tf.matmul(tf.reshape(h, [-1, features]), self.wte, transpose_b=True)  # [batch * seq, vocab]
         return tf.reshape(flat, [batch, seq, self.hparams.n_vocab])  # [batch, seq, vocab]
 
+    def _check_shapes(self, tokens, past):
+        if len(tokens.shape) != 2:
+            raise ValueError(f"tokens must be [batch, seq]; their shape is {tuple(tokens.shape)}")
+        if past is None:
+            return self._check_window(tokens.shape[1], 0)
+        expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
+        if not past.shape.is_compatible_with(expected):
+            raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
+        self._check_window(tokens.shape[1], past.shape[-2])
+
     def _check_window(self, seq, past_length):
-        if isinstance(seq, int) and isinstance(past_length, int) and past_length + seq > self.hparams.n_ctx:
+        if None not in (seq, past_length) and past_length + seq > self.hparams.n_ctx:
             raise ValueError(
                 f"{past_length} past and {seq} new tokens are {past_length + seq}; n_ctx is {self.hparams.n_ctx}"
             )

@@ -52,6 +52,11 @@ def sampling_noise(first: OpSeed, later: OpSeed, *, length: int, batch_size: int
 
     first, later: the op seeds. run: how many runs of this length and batch size the session made before.
     """
+    run, length = int(run), int(length)
+    if run < 0 or length < 0 or batch_size < 1:
+        raise ValueError(
+            f"run {run}, length {length}, batch_size {batch_size}: the first two start at 0, the last at 1"
+        )
     executions = [(first, run)] + [(later, run * (length - 1) + step) for step in range(length - 1)]
     rows = [_uniforms(op_seed, execution, batch_size) for op_seed, execution in executions[:length]]
     return np.stack(rows) if rows else np.zeros([0, batch_size])  # [length, batch]

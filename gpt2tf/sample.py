@@ -7,6 +7,9 @@ that are not finite are an error.
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import numpy as np
 import tensorflow as tf
 
@@ -35,19 +38,14 @@ def sample_sequence(
     Returns [batch, seq + length] int32, the context in front.
     Raises ValueError for what is out of range, FloatingPointError when the model's logits are not finite.
     """
-    limits.check_length(length)
-    limits.check_temperature(temperature)
-    limits.check_top_k(top_k)
-    limits.check_top_p(top_p)
+    length, top_k = limits.check_length(operator.index(length)), limits.check_top_k(operator.index(top_k))
+    temperature, top_p = limits.check_temperature(float(temperature)), limits.check_top_p(float(top_p))
     context = _context(model, context, start_token, batch_size)  # [batch, seq]
     limits.check_window(model.hparams.n_ctx, context.shape[1], length)
-    noise = np.asarray(noise, np.float64)
-    if noise.shape != (length, len(context)):
-        raise ValueError(f"noise has shape {noise.shape}; it must be [length, batch], {(length, len(context))}")
-    if length == 0:
-        return context
-    loop = _loop.get_concrete_function(
-        model, tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None], tf.float64), temperature, top_k, top_p
+    noise = limits.check_noise(np.asarray(noise, np.float64), length, len(context))
+    # A function of this call alone: one that outlived it would keep the model.
+    loop = tf.function(
+        functools.partial(_loop, model, temperature=temperature, top_k=top_k, top_p=top_p), autograph=False
     )
     tokens = loop(tf.constant(context), tf.constant(noise)).numpy()
     if tokens.shape[1] < context.shape[1] + length or tokens.min() < 0:
@@ -58,14 +56,16 @@ def sample_sequence(
 def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
     """[batch, seq] int32"""
     if (context is None) == (start_token is None):
-        raise ValueError("specify exactly one of start_token and context")
+        raise ValueError("give either start_token or context")
     if context is None:
         context = [start_token]
     context = np.asarray(context)
     if not (context.size == 0 or np.issubdtype(context.dtype, np.integer)) or context.ndim not in (1, 2):
         raise ValueError(f"context must be [batch, seq] token ids; it is {context.dtype} of shape {context.shape}")
     if context.ndim == 1:
-        context = np.tile(context, [batch_size or 1, 1])  # [batch, seq]
+        context = np.tile(context, [limits.check_batch_size(batch_size or 1), 1])  # [batch, seq]
+    if not len(context):
+        raise ValueError("context has no rows; give at least one")
     if batch_size is not None and len(context) != batch_size:
         raise ValueError(f"context has {len(context)} rows, batch_size is {batch_size}")
     outside = context[(context < 0) | (context >= model.hparams.n_vocab)]
@@ -74,31 +74,26 @@ def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
     return context.astype(np.int32)
 
 
-@tf.function(autograph=False)
-def _loop(model, context, noise, temperature, top_k, top_p):
+def _loop(model, context, noise, *, temperature, top_k, top_p):
     """context: [batch, seq], noise: [length, batch] -> [batch, seq + length]; shorter where it met NOT_FINITE."""
 
-    def step(tokens, past, u):
-        lm_output = model(tokens, past=past)
-        token = next_token(
-            lm_output["logits"][:, -1, :], u, temperature=temperature, top_k=top_k, top_p=top_p
-        )  # [batch]
-        return lm_output["present"], token[:, None]
-
     def body(i, past, prev, output):
-        present, token = step(prev, past, noise[i])
-        return i + 1, tf.concat([past, present], axis=-2), token, tf.concat([output, token], axis=1)
+        lm_output = model(prev, past=past)
+        logits = lm_output["logits"][:, -1, :]  # [batch, vocab]
+        token = next_token(logits, noise[i], temperature=temperature, top_k=top_k, top_p=top_p)[:, None]  # [batch, 1]
+        past = tf.concat([past, lm_output["present"]], axis=-2)  # [batch, layer, 2, heads, seq, head_features]
+        return i + 1, past, token, tf.concat([output, token], axis=1)
 
-    past, token = step(context, None, noise[0])
+    nothing = tf.zeros(past_shape(model.hparams, context.shape[0], 0))
     _, _, _, output = tf.while_loop(
-        cond=lambda i, past, prev, output: (i < tf.shape(noise)[0]) & tf.reduce_all(prev >= 0),
+        cond=lambda i, past, prev, output: (i < noise.shape[0]) & tf.reduce_all(prev >= 0),
         body=body,
-        loop_vars=[1, past, token, tf.concat([context, token], axis=1)],
+        loop_vars=[0, nothing, context, context],
         shape_invariants=[
             tf.TensorShape([]),
-            tf.TensorShape(past_shape(model.hparams)),
-            tf.TensorShape([None, None]),
-            tf.TensorShape([None, None]),
+            tf.TensorShape(past_shape(model.hparams, context.shape[0])),
+            tf.TensorShape([context.shape[0], None]),
+            tf.TensorShape([context.shape[0], None]),
         ],
     )
     return output

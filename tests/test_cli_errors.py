@@ -84,10 +84,10 @@ def test_missing_model_says_what_is_there_and_how_to_get_it(refused, folder, mon
     monkeypatch.setenv("MODELS", str(folder.parent))
     code, line = refused("--models_dir=$MODELS")
     assert code == 1 and f"no model '124M' in {folder.parent} (there: copy)" in line
-    assert line.endswith(f"python download_model.py 124M --models_dir {folder.parent}")
+    assert line.endswith(f"gpt2tf download 124M --models_dir {folder.parent}")
     monkeypatch.setenv("HOME", str(folder.parent.parent))
     assert "(there: copy)" in refused("--models_dir", "~/models", "--model_name", "345M")[1]
-    assert "download_model.py 355M" in refused("--models_dir", "~/models", "--model_name", "345M")[1]
+    assert "gpt2tf download 355M" in refused("--models_dir", "~/models", "--model_name", "345M")[1]
     assert refused("--models_dir", "a b")[1].endswith("--models_dir 'a b'")
     folder.rename(folder.parent / "124M")
     assert refused("--models_dir", "~/models", "--model_name", "117M")[1].endswith("--model_name 124M")

@@ -168,3 +168,13 @@ def test_heads_split_and_merge():
     split = model.split_heads(tf.constant(x), 4)
     assert np.array_equal(split[1, 2, 0], x[1, 0, 4:6])  # [batch, heads, seq, head_features]
     assert np.array_equal(model.merge_heads(split), x)
+
+
+def test_other_shapes_are_refused():
+    net = small_model()
+    for tokens in (np.zeros([3], int), np.zeros([1, 2, 3], int)):
+        with pytest.raises(ValueError, match=r"tokens must be \[batch, seq\]"):
+            net(tokens)
+    for shape in ([1, 3, 2, 4, 5, 4], [2, 2, 2, 4, 5, 4], [1, 2, 2, 4, 5]):
+        with pytest.raises(ValueError, match="past must be"):
+            net(np.zeros([1, 1], int), past=tf.zeros(shape))

@@ -97,3 +97,13 @@ def test_length_0_and_1():
 def test_fresh_seeds_are_seeds():
     seeds = [fresh_seed() for _ in range(10)]
     assert len(set(seeds)) > 1 and all(0 <= seed < MAX_INT32 for seed in seeds)
+
+
+def test_bad_arguments_are_refused_and_numpy_ints_are_not():
+    with pytest.raises(ValueError, match="run -1"):
+        sampling_noise((1, 2), (1, 3), length=1, run=-1)
+    with pytest.raises(ValueError, match="length -1"):
+        sampling_noise((1, 2), (1, 3), length=-1)
+    far = 10**6
+    expected = sampling_noise((1, 2), (1, 3), length=2, run=far)
+    assert np.array_equal(sampling_noise((1, 2), (1, 3), length=np.int32(2), run=np.int32(far)), expected)

@@ -1,6 +1,8 @@
 """The sampling loop: every recorded run of the original, and the bounds of the window."""
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import oracle
@@ -144,10 +146,9 @@ class Scripted:
 
     hparams = HParams(n_vocab=11, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
 
-    def __call__(self, tokens, past=None):
+    def __call__(self, tokens, past):
         batch, seq = tf.unstack(tf.shape(tokens))
-        if past is not None:
-            tf.debugging.assert_equal(seq, 1)
+        tf.debugging.assert_less_equal(tf.shape(past)[-2] + seq, self.hparams.n_ctx)
         return {
             "logits": tf.one_hot((tokens + 1) % 11, 11, on_value=1e9),
             "present": tf.zeros([batch, 1, 2, 2, seq, 2]),
@@ -183,15 +184,19 @@ def test_start_token_and_batch_size():
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": float("nan")}, "top_p is nan"),
-        ({"context": None}, "exactly one of start_token and context"),
-        ({"start_token": 3}, "exactly one of start_token and context"),
+        ({"context": None}, "either start_token or context"),
+        ({"start_token": 3}, "either start_token or context"),
         ({"context": []}, "the prompt is empty"),
         ({"context": [[]]}, "the prompt is empty"),
         ({"context": [11]}, "token 11 is not in the vocabulary of 11"),
         ({"context": [-1]}, "token -1 is not in the vocabulary of 11"),
         ({"context": [0.5]}, "context must be"),
         ({"context": [[1], [2]], "batch_size": 3}, "context has 2 rows, batch_size is 3"),
+        ({"context": np.zeros([0, 3], int)}, "context has no rows"),
+        ({"batch_size": -1}, "batch_size is -1"),
         ({"noise": np.zeros([3, 1])}, r"noise has shape \(3, 1\)"),
+        ({"noise": np.ones([2, 1])}, r"outside of \[0, 1\)"),
+        ({"noise": np.full([2, 1], np.nan)}, r"outside of \[0, 1\)"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
@@ -206,3 +211,21 @@ def test_weights_that_are_not_finite_are_an_error(temperature):
     net.wte.assign(np.full(net.wte.shape, np.nan))
     with pytest.raises(FloatingPointError, match="not finite"):
         sample_sequence(net, length=5, context=[0], temperature=temperature, noise=np.zeros([5, 1]))
+
+
+def test_numpy_scalars_are_options_too(tiny):
+    plain = {"length": 5, "temperature": 0.75, "top_k": 4, "top_p": 0.5}
+    kinds = {"length": np.int64, "temperature": np.float32, "top_k": np.int32, "top_p": np.float32}
+    noise = np.linspace(0, 0.9, 5)[:, None]
+    expected = sample_sequence(tiny, context=[1], noise=noise, **plain)
+    found = sample_sequence(tiny, context=[1], noise=noise, **{name: kinds[name](plain[name]) for name in plain})
+    assert found.tolist() == expected.tolist()
+
+
+def test_a_sampled_model_can_be_forgotten():
+    net = GPT2(Scripted.hparams)
+    sample_sequence(net, length=2, context=[0], noise=np.zeros([2, 1]))
+    remembered = weakref.ref(net)
+    del net
+    gc.collect()
+    assert remembered() is None
