@@ -1,0 +1,78 @@
+"""What generation cannot do without: the bytes to be read from memory and the operations, counted from the hparams.
+
+There is nothing like it in openai/gpt-2. Padding, masks and all that an implementation adds are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from gpt2tf.hparams import HParams
+from gpt2tf.names import variable_shapes
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is to be measured: `length` tokens after each of batch_size prompts of prompt_length tokens."""
+
+    dtype: str = "float32"
+    batch_size: int = 1
+    prompt_length: int = 1
+    length: int = 128
+
+    @property
+    def position(self) -> float:
+        """Positions that a token made by the loop looks at, on average."""
+        return self.prompt_length + self.length / 2
+
+    def prompts(self, n_vocab: int) -> list[list[int]]:
+        """A prompt of one token is <|endoftext|>; others are random tokens, the same each time."""
+        if self.prompt_length == 1:
+            return [[n_vocab - 1]] * self.batch_size
+        return np.random.default_rng(0).integers(0, n_vocab - 1, [self.batch_size, self.prompt_length]).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What cannot be avoided: bytes read from memory, and multiplications and additions."""
+
+    bytes: float
+    operations: float
+
+
+def weight_bytes(hparams: HParams, dtype: str) -> int:
+    """The bytes of all weights; int8 has a float32 scale for each output of a matrix. Without padding."""
+    total = 0
+    for name, shape in variable_shapes(hparams).items():
+        is_matrix = name.endswith(("/w", "wte"))
+        total += math.prod(shape) * (DTYPE_BYTES[dtype] if is_matrix else 4)
+        if is_matrix and dtype == "int8":
+            total += 4 * (shape[0] if name.endswith("wte") else shape[-1])
+    return total
+
+
+def _matrix_weights(hparams: HParams) -> tuple[int, int]:
+    """The weights that multiply each token's activations: in the layers, and for the logits."""
+    return 12 * hparams.n_layer * hparams.n_embd**2, hparams.n_vocab * hparams.n_embd
+
+
+def decode_cost(hparams: HParams, case: Case) -> Cost:
+    """Of one token that the loop makes: its share of the weights (of wpe a row), and its float32 keys and values."""
+    h = hparams
+    shared = weight_bytes(h, case.dtype) - 4 * h.n_ctx * h.n_embd
+    past = 2 * h.n_layer * h.n_embd * case.position  # numbers
+    operations = 2 * sum(_matrix_weights(h)) + 2 * past
+    return Cost(shared / case.batch_size + 4 * (h.n_embd + past), operations)
+
+
+def prompt_operations(hparams: HParams, case: Case) -> float:
+    """Of the prompts of a batch: every token through the layers, the last one's logits."""
+    layers, logits = _matrix_weights(hparams)
+    n = case.prompt_length
+    attention = 2 * hparams.n_layer * hparams.n_embd * n * (n + 1)  # two products with the n (n + 1) / 2 pairs seen
+    return case.batch_size * (2 * layers * n + attention + 2 * logits)
