@@ -13,6 +13,7 @@ setup(
     install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={
         "test": ["pytest", "hypothesis", "ruff==0.17.6"],
+        "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],
         "gpu": ["tensorflow[and-cuda]>=2.16"],
     },
     entry_points={"console_scripts": ["gpt2tf=gpt2tf.cli:main"]},

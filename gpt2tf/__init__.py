@@ -7,6 +7,7 @@ import importlib
 
 _HOMES = {
     "GPT2": "gpt2tf.model",
+    "Generator": "gpt2tf.generate",
     "HParams": "gpt2tf.hparams",
     "load_model": "gpt2tf.checkpoint",
     "op_seeds": "gpt2tf.noise",

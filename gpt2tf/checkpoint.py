@@ -126,19 +126,25 @@ def verify_index(prefix: str, hparams: HParams) -> None:
     _check_names(Weights(prefix, index_only=True), hparams)
 
 
+def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights]:
+    """What `load_model` makes a model of: the sizes, and the weights, not read yet. Raises as it does."""
+    weights = Weights(find_prefix(path))
+    hparams = _hparams(os.path.dirname(weights.prefix) or ".", weights)
+    log.info("loading %s", weights.prefix)
+    if weights.ignored:
+        log.info("%s: ignoring %d variables that are not the model's", weights.index, weights.ignored)
+    return hparams, weights
+
+
 def load_model(path: str | os.PathLike) -> GPT2:
     """The model of a folder (released or fine-tuned), of a checkpoint prefix, or of an `.index` file.
 
     hparams come from the `hparams.json` beside the checkpoint; without one they are read off the shapes.
     Raises FileNotFoundError or ValueError with one line that says which file, what is wrong, what to do.
     """
-    weights = Weights(find_prefix(path))
-    folder = os.path.dirname(weights.prefix) or "."
-    hparams = _hparams(folder, weights)
-    log.info("loading %s", weights.prefix)
-    if weights.ignored:
-        log.info("%s: ignoring %d variables that are not the model's", weights.index, weights.ignored)
+    hparams, weights = load_weights(path)
     model = GPT2(hparams, initial_value=lambda name, shape: weights.tensor(name))
+    folder = os.path.dirname(weights.prefix) or "."
     if all(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
         model.vocabulary = os.path.abspath(folder)
     return model

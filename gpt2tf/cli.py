@@ -22,7 +22,6 @@ from gpt2tf.hparams import PUBLISHED
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
 INTERRUPTED = 130  # 128 + SIGINT
-MAX_SEED = 2**32 - 1  # numpy.random.seed's, which the original called
 TEXT_FLAGS = {"--prompt", "--stop"}
 
 
@@ -110,15 +109,16 @@ def _sample_flags(parser):
     )
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
     _sampling_flags(flag)
+    _generator_flags(parser)
     _output_flags(flag)
     parser.set_defaults(run=_run_sample, prog=parser.prog)
 
 
 def _sampling_flags(flag):
-    flag("--seed", type=_number(int, _check_seed), help="the same seed gives the same text (a fresh one)")
+    flag("--seed", type=_number(int, limits.check_seed), help="the same seed gives the same text (a fresh one)")
     flag(
         "--nsamples",
-        type=_number(int, _check_nsamples),
+        type=_number(int, limits.check_nsamples),
         default=1,
         help="samples for each prompt; 0 goes on forever (%(default)s)",
     )
@@ -168,6 +168,24 @@ def _output_flags(flag):
     )
 
 
+def _generator_flags(parser):
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16", "int8"],
+        default="float32",
+        help="of the weights: all but float32 are faster and give other text (%(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "gpu"],
+        default="auto",
+        help="auto takes a GPU if there is one (%(default)s)",
+    )
+    parser.add_argument(
+        "--tf32", action="store_true", help="faster products on a GPU, which give other text than a CPU"
+    )
+
+
 def _download_flags(parser):
     """fetch a published model"""
     parser.description = "Fetch a published model into models_dir, verified; what was interrupted is resumed."
@@ -177,7 +195,14 @@ def _download_flags(parser):
     parser.set_defaults(run=_run_download, prog=parser.prog)
 
 
-COMMANDS = {"download": _download_flags, "sample": _sample_flags}
+def _benchmark_flags(parser):
+    """measure speed and memory"""
+    from gpt2tf import cli_benchmark  # which imports this module
+
+    cli_benchmark.add_flags(parser, _number, _some, _models_dir)
+
+
+COMMANDS = {"benchmark": _benchmark_flags, "download": _download_flags, "sample": _sample_flags}
 
 
 def _models_dir(parser):
@@ -236,18 +261,6 @@ def _int_or_float(text):
         return int(text)
     except ValueError:
         return float(text)
-
-
-def _check_nsamples(nsamples):
-    if nsamples < 0:
-        raise ValueError(f"nsamples is {nsamples}; it must be 0 (without end) or more")
-    return nsamples
-
-
-def _check_seed(seed):
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
-    return seed
 
 
 def _normalise(argv):

@@ -8,12 +8,9 @@ UTF-8 are replaced, not fatal; a prompt that does not fit is refused in words.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import re
-import shutil
 import sys
 from collections.abc import Iterator
 
@@ -22,11 +19,14 @@ from tqdm import tqdm
 import encoder
 from gpt2tf import limits
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
+from gpt2tf.console import clean, naming, opened
 from gpt2tf.hparams import read_hparams
 from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
-FLAGS_IN_JSON = ("model_name", "length", "temperature", "top_k", "top_p", "batch_size", "stop", "truncate")
+STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
+CHUNK = 32  # and where only --stop may end a sample early
+FLAGS_IN_JSON = ("model_name", "dtype", "length", "temperature", "top_k", "top_p", "batch_size", "stop", "truncate")
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def run(args) -> None:
         raise UsageError("--nsamples 0 goes on forever and would never ask again; give 1 or more with --interactive")
     session = Session(args)
     if args.interactive:
-        with _opened(args.output) as out:
+        with opened(args.output) as out:
             session.load()
             for prompt in _asked_prompts():
                 try:
@@ -47,7 +47,7 @@ def run(args) -> None:
     else:
         prompt = _given_prompt(args)
         context = session.context(prompt)
-        with _opened(args.output) as out:
+        with opened(args.output) as out:
             session.load()
             session.print_samples(prompt, context, out)
 
@@ -60,27 +60,27 @@ class Session:
         self.prefix = find_prefix(find_model(args.model_name, args.models_dir))
         data_files(self.prefix)  # raises for a model that is not all there
         folder = os.path.dirname(self.prefix) or "."
-        self.model = None
+        self.generator = None
         hparams_path = os.path.join(folder, "hparams.json")
         if os.path.exists(hparams_path):
             self.hparams = read_hparams(hparams_path)
         else:  # the sizes are to be read off the weights
             self.load()
-            self.hparams = self.model.hparams
+            self.hparams = self.generator.hparams
         self.enc = _read_vocabulary(folder, self.hparams.n_vocab)
         self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         default_length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
         self.length = default_length if args.length is None else args.length
-        self.stop = args.stop and _clean(args.stop)
+        self.stop = args.stop and clean(args.stop)
         self.seed = args.seed
         self.runs = 0  # batches sampled so far; the random stream goes on from prompt to prompt
 
     def load(self) -> None:
         """Load the model if it is not there yet."""
-        if self.model is None:
+        if self.generator is None:
             silence_tensorflow()
-            self.model = interruptible(_load_model, self.prefix)
+            self.generator = interruptible(_load, self.prefix, self.args)
 
     def context(self, prompt: str | None) -> list[int]:
         """The tokens of a prompt, or the start token for None. Raises UsageError for what does not fit."""
@@ -107,25 +107,47 @@ class Session:
 
             self.seed = fresh_seed()
             log.info("seed %d", self.seed)
+        # Whoever asked is shown the words as they come; a file or another program gets whole samples.
+        streamed = args.interactive and args.batch_size == 1 and args.format == "text" and args.output is None
         # On a terminal the samples themselves show the progress; elsewhere a bar does, on stderr if that is one.
         with tqdm(total=args.nsamples or None, unit=" samples", disable=True if out.isatty() else None) as bar:
-            for number, tokens in enumerate(self._samples(context), 1):
-                text, tokens = self._cut(tokens)
-                if args.include_prefix and prompt is not None:
-                    text = prompt + text
-                if args.format == "jsonl":
-                    flags = {name: getattr(args, name) for name in FLAGS_IN_JSON}
-                    flags |= {"length": self.length, "stop": self.stop}
-                    record = {"sample": number, "prompt": prompt, "text": text, "tokens": tokens, "seed": self.seed}
-                    print(json.dumps(record | flags), file=out, flush=True)
+            for number, growing in enumerate(self._samples(context, streamed), 1):
+                if args.format == "text":
+                    self._print_text(number, prompt, growing, out)
                 else:
-                    print("=" * 40 + f" SAMPLE {number} " + "=" * 40 + f"\n{text}", file=out, flush=True)
+                    self._print_json(number, prompt, growing, out)
                 bar.update()
         if args.format == "text" and prompt is not None:
             print("=" * 80, file=out, flush=True)
 
-    def _samples(self, context: list[int]) -> Iterator[list[int]]:
-        """Yields the tokens of nsamples samples, or of samples without end."""
+    def _print_text(self, number: int, prompt: str | None, growing: Iterator[list[int]], out) -> None:
+        """Print a sample; what may still change (half a character, the start of --stop) waits for the next piece."""
+        start = prompt if self.args.include_prefix and prompt is not None else ""
+        printed = None
+        for tokens in growing:
+            text = start + self._cut(tokens)[0]
+            if printed is None:
+                print("=" * 40 + f" SAMPLE {number} " + "=" * 40, file=out)
+                printed = 0
+            sure = len(text.rstrip("\ufffd"))
+            if self.stop:
+                sure -= max((n for n in range(len(self.stop)) if text[:sure].endswith(self.stop[:n])), default=0)
+            print(text[printed:sure], end="", file=out, flush=True)
+            printed = max(printed, sure)
+        print(text[printed:], file=out, flush=True)
+
+    def _print_json(self, number: int, prompt: str | None, growing: Iterator[list[int]], out) -> None:
+        *_, tokens = growing
+        text, tokens = self._cut(tokens)
+        if self.args.include_prefix and prompt is not None:
+            text = prompt + text
+        flags = {name: getattr(self.args, name) for name in FLAGS_IN_JSON}
+        flags |= {"length": self.length, "stop": self.stop}
+        record = {"sample": number, "prompt": prompt, "text": text, "tokens": tokens, "seed": self.seed}
+        print(json.dumps(record | flags), file=out, flush=True)
+
+    def _samples(self, context: list[int], streamed: bool) -> Iterator[Iterator[list[int]]]:
+        """Yields nsamples samples, or samples without end; each as its tokens so far, as they grow."""
         from gpt2tf.noise import op_seeds, sampling_noise
 
         args = self.args
@@ -140,31 +162,42 @@ class Session:
         while args.nsamples == 0 or made < args.nsamples:
             noise = sampling_noise(first, later, length=self.length, batch_size=args.batch_size, run=self.runs)
             self.runs += 1
-            batch = interruptible(self._batch, context, noise)
-            # The last batch is made whole, so that a sample does not depend on how many are asked for.
-            wanted = batch if args.nsamples == 0 else batch[: args.nsamples - made]
-            yield from wanted.tolist()
-            made += len(wanted)
+            if streamed:
+                yield (rows[0] for rows in self._batch(context, noise, STREAMED_CHUNK))
+                made += 1
+            else:
+                *_, rows = self._batch(context, noise, CHUNK if self.stop else self.length)
+                # The last batch is made whole, so that a sample does not depend on how many are asked for.
+                wanted = rows if args.nsamples == 0 else rows[: args.nsamples - made]
+                yield from (iter([tokens]) for tokens in wanted)
+                made += len(wanted)
 
-    def _batch(self, context: list[int], noise):
-        """The tokens of a batch after its context: [batch, length]"""
+    def _batch(self, context: list[int], noise, chunk: int) -> Iterator[list[list[int]]]:
+        """Yields the new tokens of each row so far, after every `chunk` of them, until all rows have met their end."""
         import tensorflow as tf
 
-        from gpt2tf.sample import sample_sequence
-
         args = self.args
+        rows = [[] for _ in range(args.batch_size)]
+        pieces = self.generator.stream(
+            [context] * args.batch_size,
+            self.length,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            noise=noise,
+            stop=self.end_of_text if args.truncate else None,
+            chunk=max(chunk, 1),
+        )
         try:
-            return sample_sequence(
-                self.model,
-                length=self.length,
-                context=context,
-                batch_size=args.batch_size,
-                temperature=args.temperature,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                noise=noise,
-            )[:, len(context) :]  # [batch, length]
-        except tf.errors.ResourceExhaustedError:
+            yield rows
+            while (piece := interruptible(next, pieces, None)) is not None:
+                rows = [row + tokens.tolist() for row, tokens in zip(rows, piece, strict=True)]
+                yield rows
+                if self.stop and all(self.stop in self.enc.decode(row) for row in rows):
+                    return
+        except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+            if "memory" not in str(error).lower():
+                raise
             raise MemoryError("out of memory; give a smaller --batch_size or --length") from None
 
     def _cut(self, tokens: list[int]) -> tuple[str, list[int]]:
@@ -179,10 +212,12 @@ class Session:
         return text, tokens
 
 
-def _load_model(prefix: str):
-    from gpt2tf.checkpoint import load_model  # Keras takes a while too, and Ctrl-C is not to wait for it
+def _load(prefix: str, args):
+    from gpt2tf.device import use_device  # Keras takes a while too, and Ctrl-C is not to wait for it
+    from gpt2tf.generate import Generator
 
-    return load_model(prefix)
+    use_device(args.device, args.tf32)
+    return Generator(prefix, args.dtype)
 
 
 def _read_vocabulary(folder: str, n_vocab: int) -> encoder.Encoder:
@@ -206,14 +241,14 @@ def _given_prompt(args) -> str | None:
     prompt = args.prompt
     if args.prompt_file is not None:
         if args.prompt_file == "-":
-            with _naming("stdin"):
-                prompt = _clean(sys.stdin.buffer.read() if sys.stdin else b"")
+            with naming("stdin"):
+                prompt = clean(sys.stdin.buffer.read() if sys.stdin else b"")
         else:
             with open(args.prompt_file, "rb") as file:
-                prompt = _clean(file.read())
+                prompt = clean(file.read())
         prompt = prompt.removesuffix("\n").removesuffix("\r")
     elif prompt is not None:
-        prompt = _clean(prompt)
+        prompt = clean(prompt)
     if prompt == "":
         raise UsageError("the prompt is empty; leave it out to sample without one")
     return prompt
@@ -238,80 +273,13 @@ def _ask() -> str | None:
         return None
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
-            return _clean(input(ASK)) + "\n"  # with the line editing of the terminal
+            return clean(input(ASK)) + "\n"  # with the line editing of the terminal
         except EOFError:
             print()
             return None
     print(ASK, end="", file=sys.stderr, flush=True)
-    with _naming("stdin"):
+    with naming("stdin"):
         line = sys.stdin.buffer.readline()
     if not (line and sys.stdin.isatty()):
         print(file=sys.stderr)  # nobody's Enter has ended the line of the question
-    return _clean(line) if line else None
-
-
-def _clean(raw: bytes | str) -> str:
-    """Text of bytes, or of what Python made of bytes; what is not UTF-8 in them becomes U+FFFD."""
-    if isinstance(raw, str):
-        raw = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", raw).encode("utf-8", "surrogateescape")
-    text = raw.decode("utf-8", "replace")
-    if text.encode() != raw:
-        log.info("note: bytes that are not UTF-8 were replaced by U+FFFD")
-    return text
-
-
-@contextlib.contextmanager
-def _opened(path: str | None):
-    """The file to print to: stdout, or `path`, which gets its new content whole, at the end or by Ctrl-C."""
-    if path in (None, "-"):
-        if not sys.stdout.writable():
-            raise OSError("stdout is closed; name a file with --output")
-        with _naming("stdout"):
-            yield sys.stdout
-        return
-    stream = _stream_at(path)
-    if stream is not None or (os.path.exists(path) and not os.path.isfile(path)):  # a pipe or a device, say
-        target = path if stream is None else stream
-        with _naming(path), open(target, "w", encoding="utf-8", newline="\n", closefd=stream is None) as file:
-            yield file
-        return
-    target = os.path.realpath(path)  # of a link, the file is replaced and not the link
-    part = f"{target}.{os.getpid()}.part"
-    with _naming(path, part):
-        if os.path.exists(target):
-            open(target, "ab").close()  # raises for a file that is not to be written
-        try:
-            with open(part, "w", encoding="utf-8", newline="\n") as file:
-                if os.path.exists(target):
-                    shutil.copymode(target, part)
-                try:
-                    yield file
-                except KeyboardInterrupt:
-                    if file.tell():
-                        file.close()
-                        os.replace(part, target)
-                    raise
-            os.replace(part, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(part)
-
-
-def _stream_at(path: str) -> int | None:
-    """The descriptor of stdout or stderr if that is what `path` is: /dev/stdout, or the file it was sent to."""
-    if os.path.exists(path):
-        for stream in (1, 2):
-            if os.path.samestat(os.stat(path), os.fstat(stream)):
-                return stream
-    return None
-
-
-@contextlib.contextmanager
-def _naming(name: str, part: str | None = None):
-    """Puts a name on an error of the system that names no file, as those of reading and writing, or names `part`."""
-    try:
-        yield
-    except OSError as error:
-        if error.strerror and error.filename in (None, part):
-            error.filename = name
-        raise
+    return clean(line) if line else None

@@ -13,6 +13,7 @@ MIN_TEMPERATURE = 1e-5
 # Long before this all tokens are equally likely; far above it float32 ends.
 MAX_TEMPERATURE = 1e9
 MAX_INT32 = 2**31 - 1  # what TensorFlow takes for a size
+MAX_SEED = 2**32 - 1  # numpy.random.seed's, which the original called
 
 
 def check_length(length: int) -> int:
@@ -27,6 +28,20 @@ def check_batch_size(batch_size: int) -> int:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
     return batch_size
+
+
+def check_nsamples(nsamples: int) -> int:
+    """Number of samples to make for each prompt: 0 (without end) or more."""
+    if nsamples < 0:
+        raise ValueError(f"nsamples is {nsamples}; it must be 0 (without end) or more")
+    return nsamples
+
+
+def check_seed(seed: int) -> int:
+    """What `numpy.random.seed` takes."""
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
+    return seed
 
 
 def check_temperature(temperature: float) -> float:
@@ -66,6 +81,15 @@ def check_window(n_ctx: int, n_prompt: int, length: int) -> None:
             f"the prompt has {n_prompt} tokens and length is {length}; together they may be at most {n_ctx + 1}, "
             f"so give a length of {n_ctx + 1 - n_prompt} or less"
         )
+
+
+def check_tokens(tokens, n_vocab: int) -> None:
+    """Refuse an array that does not hold token ids of the vocabulary."""
+    if tokens.size and tokens.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be whole numbers, these are {tokens.dtype}")
+    outside = tokens[(tokens < 0) | (tokens >= n_vocab)]
+    if outside.size:
+        raise ValueError(f"token {outside[0]} is not in the vocabulary of {n_vocab}")
 
 
 def check_noise(noise, length: int, batch_size: int):

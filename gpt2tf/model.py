@@ -12,6 +12,7 @@ attended to), heads, features (n_embd), head_features (n_embd // n_head), layer,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -84,15 +85,44 @@ def mask_attn_weights(w, b):
     return w * b - MASKED * (1 - b)
 
 
+def attn_weights(w, mask, head_features: int):
+    """From the products of queries and keys to how much each position attends to each.
+
+    w: [batch, heads, dst, src]; mask: ones and zeros that broadcast to it -> the same shape, float32, rows sum to 1.
+    """
+    w = tf.cast(w, tf.float32) * tf.math.rsqrt(tf.cast(head_features, tf.float32))
+    return softmax(mask_attn_weights(w, mask))
+
+
 def multihead_attn(q, k, v, mask):
     """q: [batch, heads, dst, head_features]; k, v: [batch, heads, src, head_features]; mask: [dst, src]
 
     -> [batch, heads, dst, head_features], in the dtype of v.
     """
-    w = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)  # [batch, heads, dst, src]
-    w = w * tf.math.rsqrt(tf.cast(v.shape[-1], tf.float32))
-    w = softmax(mask_attn_weights(w, mask))
+    w = attn_weights(tf.matmul(q, k, transpose_b=True), mask, v.shape[-1])  # [batch, heads, dst, src]
     return tf.matmul(tf.cast(w, v.dtype), v)  # [batch, heads, dst, head_features]
+
+
+def attn(x, c_attn, attend, c_proj):
+    """c_attn, c_proj: layers; attend: [..., 3 * features] -> ([..., features], present). Returns (x, present)."""
+    a, present = attend(c_attn(x))
+    return c_proj(a), present
+
+
+def mlp(x, c_fc, c_proj):
+    """c_fc, c_proj: layers, to four times the features and back."""
+    return c_proj(gelu(c_fc(x)))
+
+
+def block(x, ln_1, attn, ln_2, mlp):
+    """The order of a block, whatever holds the weights: each argument after x is a function of a stream.
+
+    x: [..., features]; attn returns (x, present), the others x. Returns (x, present).
+    """
+    a, present = attn(ln_1(x))
+    x = x + a
+    m = mlp(ln_2(x))
+    return x + m, present
 
 
 def positions_for(tokens, past_length):
@@ -180,14 +210,16 @@ class Attn(Scope):
 
     def call(self, x, past=None):
         """x: [batch, seq, features], past: [batch, 2, heads, src, head_features] or None -> (x, present)"""
-        c = self.c_attn(x)  # [batch, seq, 3 * features]
+        return attn(x, self.c_attn, functools.partial(self.attend, past=past), self.c_proj)
+
+    def attend(self, c, past):
+        """[batch, seq, 3 * features] -> ([batch, seq, features], present [batch, 2, heads, seq, head_features])"""
         q, k, v = (split_heads(part, self.n_head) for part in tf.split(c, 3, axis=2))  # [batch, heads, seq, ...]
         present = tf.stack([k, v], axis=1)  # [batch, 2, heads, seq, head_features]
         if past is not None:
             k, v = tf.unstack(tf.concat([past, present], axis=-2), axis=1)  # [batch, heads, src, head_features]
         mask = attention_mask(_shape_list(q)[-2], _shape_list(k)[-2])  # [dst, src]
-        a = merge_heads(multihead_attn(q, k, v, mask))  # [batch, seq, features]
-        return self.c_proj(a), present
+        return merge_heads(multihead_attn(q, k, v, mask)), present
 
 
 class MLP(Scope):
@@ -201,7 +233,7 @@ class MLP(Scope):
         self.c_proj.build([*shape[:-1], self.c_fc.nf])
 
     def call(self, x):
-        return self.c_proj(gelu(self.c_fc(x)))
+        return mlp(x, self.c_fc, self.c_proj)
 
 
 class Block(Scope):
@@ -218,9 +250,7 @@ class Block(Scope):
 
     def call(self, x, past=None):
         """x: [batch, seq, features] -> (x, present [batch, 2, heads, seq, head_features])"""
-        a, present = self.attn(self.ln_1(x), past=past)
-        x = x + a
-        return x + self.mlp(self.ln_2(x)), present
+        return block(x, self.ln_1, functools.partial(self.attn, past=past), self.ln_2, self.mlp)
 
 
 class GPT2(keras.Model):

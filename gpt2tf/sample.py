@@ -60,17 +60,15 @@ def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
     if context is None:
         context = [start_token]
     context = np.asarray(context)
-    if not (context.size == 0 or np.issubdtype(context.dtype, np.integer)) or context.ndim not in (1, 2):
-        raise ValueError(f"context must be [batch, seq] token ids; it is {context.dtype} of shape {context.shape}")
+    if context.ndim not in (1, 2):
+        raise ValueError(f"context must be [batch, seq] or [seq] token ids; its shape is {context.shape}")
     if context.ndim == 1:
         context = np.tile(context, [limits.check_batch_size(batch_size or 1), 1])  # [batch, seq]
     if not len(context):
         raise ValueError("context has no rows; give at least one")
     if batch_size is not None and len(context) != batch_size:
         raise ValueError(f"context has {len(context)} rows, batch_size is {batch_size}")
-    outside = context[(context < 0) | (context >= model.hparams.n_vocab)]
-    if outside.size:
-        raise ValueError(f"token {outside[0]} is not in the vocabulary of {model.hparams.n_vocab}")
+    limits.check_tokens(context, model.hparams.n_vocab)
     return context.astype(np.int32)
 
 

@@ -25,6 +25,14 @@ def tiny():
     return load_model(GOLDEN / "tiny-a")
 
 
+@pytest.fixture(scope="session")
+def tiny_generator(tiny):
+    """The same, compiled."""
+    from gpt2tf import Generator
+
+    return Generator(tiny)
+
+
 def make_r124m(folder):
     """Write a model folder of the size of 124M, with the weights on which golden/r124m was recorded."""
     import numpy as np
@@ -66,14 +74,16 @@ def stdin(monkeypatch):
 
 
 @pytest.fixture
-def sample(monkeypatch, capsys, stdin, tiny):
+def sample(monkeypatch, capsys, stdin, tiny_generator):
     """Runs `sample.py` with flags: (exit code, stdout, stderr). The recorded model is loaded once for all tests."""
     from gpt2tf import cli, cli_sample
 
-    load = cli_sample._load_model
+    load = cli_sample._load
     monkeypatch.setattr("sys.argv", ["sample.py"])
     monkeypatch.setattr(
-        cli_sample, "_load_model", lambda prefix: tiny if prefix.startswith(str(GOLDEN)) else load(prefix)
+        cli_sample,
+        "_load",
+        lambda prefix, args: tiny_generator if prefix.startswith(str(GOLDEN)) else load(prefix, args),
     )
 
     def leave_at_once(code):

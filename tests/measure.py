@@ -1,15 +1,12 @@
 """The figures in the README: `python tests/measure.py`. Prints the rows of its table.
 
 Each figure stands beside a peer measured in the same run, since machines differ and are noisy: what the
-original's algorithm takes, what the bytes alone would take, what Hugging Face's transformers does (if
-`torch` and `transformers` are installed; the original itself needs TensorFlow 1).
+original's algorithm takes, what the bytes alone would take. `gpt2tf benchmark` measures generation.
 """
 
-import importlib.util
 import os
 import pathlib
 import random
-import statistics
 import string
 import subprocess
 import sys
@@ -20,14 +17,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from pydoc_data.topics import topics
 
-import numpy as np
 from test_encoder import ENC, MERGES, Oracle
 
 from encoder import Encoder
 
 ROOT = pathlib.Path(__file__).parent.parent
-NEW_TOKENS, TOP_K, RUNS = 128, 40, 5
-
 # Runs in a process of its own: time and memory of loading, over TensorFlow's own.
 LOAD = """
 import re, sys, time
@@ -88,63 +82,6 @@ def loading(folder):
     row("peak of memory while loading", f"{over / weights:.2f} x the weights", f"in all {whole / 1e9:.1f} GB")
 
 
-def sampling(folder):
-    from gpt2tf import load_model, sample_sequence
-
-    model = load_model(folder)
-    noise = np.random.default_rng(0).random([NEW_TOKENS, 1])
-
-    def ours():
-        sample_sequence(model, length=NEW_TOKENS, start_token=50256, batch_size=1, top_k=TOP_K, noise=noise)
-
-    contenders = {"gpt2tf": ours}
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        contenders["transformers"] = transformers_sampler(model)
-    times = {name: [] for name in contenders}
-    for run in range(RUNS + 1):
-        for name, contender in contenders.items():
-            start = time.perf_counter()
-            contender()
-            if run:  # the first one warms up
-                times[name].append(time.perf_counter() - start)
-    speeds = {name: NEW_TOKENS / statistics.median(seconds) for name, seconds in times.items()}
-    peers = [f"{name} {speed:.0f} tokens/s" for name, speed in speeds.items() if name != "gpt2tf"]
-    row(
-        "sampling, batch 1, top_k 40, 128 tokens",
-        f"{speeds['gpt2tf']:.0f} tokens/s",
-        ", ".join(peers) or "not installed",
-    )
-
-
-def transformers_sampler(model):
-    """The same weights in torch, on as many threads."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.set_num_threads(os.cpu_count())
-    h = model.hparams
-    config = GPT2Config(vocab_size=h.n_vocab, n_positions=h.n_ctx, n_embd=h.n_embd, n_layer=h.n_layer, n_head=h.n_head)
-    peer = GPT2LMHeadModel(config).eval()
-    leaves = {"g": "weight", "w": "weight", "b": "bias", "wte": "wte.weight", "wpe": "wpe.weight"}
-    weights = {}
-    for v in model.variables:
-        *scope, leaf = v.path.removeprefix("model/").split("/")
-        scope = ["h", scope[0][1:], *scope[1:]] if scope and scope[0][1:].isdigit() else scope
-        name = ".".join(["transformer", *scope, leaves[leaf]])
-        weights[name] = torch.from_numpy(np.squeeze(v.numpy(), 0) if leaf == "w" else v.numpy())
-    missing, unexpected = peer.load_state_dict(weights, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    start = torch.full([1, 1], 50256)
-
-    def sample():
-        with torch.no_grad():
-            peer.generate(
-                start, do_sample=True, top_k=TOP_K, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=0
-            )
-
-    return sample
-
-
 def main():
     from conftest import make_r124m
 
@@ -155,7 +92,6 @@ def main():
         folder = pathlib.Path(scratch) / "R124M"
         make_r124m(folder)
         loading(folder)
-        sampling(folder)
 
 
 if __name__ == "__main__":

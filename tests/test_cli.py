@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from command import FOUR, FOUR_TEXT, LONG, MODEL, header
 from conftest import GOLDEN
@@ -137,8 +136,8 @@ def test_jsonl_holds_what_repeats_the_sample(sample):
     assert record.pop("text").startswith("hello")
     assert len(record.pop("tokens")) == 4
     assert record == {
-        "sample": 1, "prompt": "hello", "seed": 1, "model_name": "tiny-a", "length": 4, "temperature": 1.0, "top_k": 3,
-        "top_p": 0.9, "batch_size": 2, "stop": "zz", "truncate": True,
+        "sample": 1, "prompt": "hello", "seed": 1, "model_name": "tiny-a", "dtype": "float32", "length": 4,
+        "temperature": 1.0, "top_k": 3, "top_p": 0.9, "batch_size": 2, "stop": "zz", "truncate": True,
     }  # fmt: skip
     assert isinstance(record["temperature"], float)
 
@@ -156,7 +155,7 @@ def test_stop_cuts_generated_text_only(sample):
 
 
 def test_truncate_cuts_at_the_end_of_text_that_was_generated(sample, monkeypatch):
-    monkeypatch.setattr(cli_sample.Session, "_batch", lambda *_: np.array([[720, 656, 999, 1]]))
+    monkeypatch.setattr(cli_sample.Session, "_batch", lambda *_: [[[720, 656, 999, 1]]])
     flags = ["--prompt", "<|endoftext|>", "--include_prefix"]
     assert '\n<|endoftext|> $ into<|endoftext|>"\n' in sample(*FOUR, *flags)[1]
     assert "\n<|endoftext|> $ into\n" in sample(*FOUR, *flags, "--truncate")[1]

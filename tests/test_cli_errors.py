@@ -71,7 +71,7 @@ def test_damaged_hparams(refused, folder, content):
 def test_missing_file(refused, folder, missing):
     (folder / missing).unlink()
     code, line = refused("--model_name", folder)
-    assert code == 1 and missing in line and "download" in line
+    assert code == 1 and missing in line and "again" in line
 
 
 def test_vocabulary_of_another_model(refused, folder):

@@ -1,0 +1,185 @@
+"""Generation as compiled programs: the prompt in one, the token loop in another, no Python between tokens.
+
+Mirrors openai/gpt-2 src/sample.py:43-95 and agrees with `gpt2tf.sample`, which is there to be read. Differences:
+the cache is preallocated, prompts may have different lengths, everything but a few sizes is an argument
+of the program and not a part of it, and a row ends at a stop token.
+
+Sizes that make a new program: the number of rows, the prompt's bucket (PROMPT_BUCKETS) and the cache's
+(CACHE_STEP). A prompt goes through the first program but for its last token, with which the loop begins: so
+only the loop has logits and a choice, and a prompt of one token needs no other program. Rows are padded on the
+right to the bucket; what the loop runs through goes to the slots behind it, the same for every row, and the gap
+of a shorter prompt is masked. Positions are counted by row, without the gap.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from gpt2tf import limits
+from gpt2tf.checkpoint import load_weights
+from gpt2tf.hparams import HParams
+from gpt2tf.model import GPT2
+from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
+from gpt2tf.packed import DTYPES, Packed, pack
+from gpt2tf.threshold import choose_token
+from gpt2tf.xla_ops import Ops
+
+PROMPT_BUCKETS = (0, 16, 64, 128, 256, 512, 768, 1024)
+CACHE_STEP = 256  # the cache has a multiple of this many slots
+NO_STOP = -1
+
+
+class Generator:
+    """A model, packed and compiled for generation. Safe to call from several threads.
+
+    model: a GPT2, or the path of a model as `load_model` takes it (then the weights are read straight into their
+    packed form). dtype: of the matrices, float32, bfloat16, float16 or int8. jit_compile: False runs the same graph
+    without XLA, to compare.
+    """
+
+    def __init__(self, model: GPT2 | str | os.PathLike, dtype: str = "float32", jit_compile: bool = True):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if isinstance(model, GPT2):
+            self.hparams: HParams = model.hparams
+            weights = {v.path: v.numpy() for v in model.variables}
+        else:
+            self.hparams, weights = load_weights(model)
+        self.dtype = dtype
+        self._net = Packed(pack(weights, self.hparams, dtype), self.hparams, Ops(jit_compile))
+        self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
+        self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
+
+    @property
+    def programs(self) -> int:
+        """How many programs have been made so far; another seed, temperature, top_k, top_p or stop makes none."""
+        return sum(f.experimental_get_tracing_count() for f in (self._prompt_program, self._token_program))
+
+    def generate(self, prompts: Sequence[Sequence[int]], length: int, **options) -> list[np.ndarray]:
+        """Sample `length` tokens after each of the prompts.
+
+        prompts: lists of token ids, of any lengths that fit. options:
+        temperature (1), top_k (0), top_p (1): as in `sample_sequence`.
+        noise: [length, batch] float64 in [0, 1); or else seed (a fresh one), which stands for the noise of the
+        original's first run. stop: a token that ends its row, and is the row's last.
+        Returns for each prompt the new tokens, [length] int32 or fewer after a stop.
+        Raises ValueError for what is out of range, FloatingPointError when the model's logits are not finite.
+        """
+        pieces = list(self.stream(prompts, length, chunk=max(length, 1), **options))
+        return pieces[0] if pieces else [np.zeros([0], np.int32) for _ in prompts]
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        *,
+        temperature: float = 1,
+        top_k: int = 0,
+        top_p: float = 1,
+        noise=None,
+        seed: int | None = None,
+        stop: int | None = None,
+        chunk: int = 8,
+    ) -> Iterator[list[np.ndarray]]:
+        """As `generate`, but yields the new tokens of each row as they come, at most `chunk` of them at a time."""
+        limits.check_length(length)
+        limits.check_temperature(temperature)
+        limits.check_top_k(top_k)
+        limits.check_top_p(top_p)
+        if chunk < 1:
+            raise ValueError(f"chunk is {chunk}; it must be 1 or more")
+        if stop is not None:
+            limits.check_tokens(np.asarray(stop), self.hparams.n_vocab)
+        tokens, lengths, last = self._padded(prompts, length)
+        if noise is None:
+            seed = fresh_seed() if seed is None else seed
+            seeds = op_seeds(seed, self.hparams.n_layer, conditional=True, temperature=temperature, top_k=top_k)
+            noise = sampling_noise(*seeds, length=length, batch_size=len(tokens))
+        noise = limits.check_noise(np.asarray(noise, np.float64), length, len(tokens))
+        options = {
+            "temperature": tf.constant(temperature, tf.float32),
+            "top_k": tf.constant(top_k, tf.int32),
+            "top_p": tf.constant(top_p, tf.float32),
+        }
+        return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)
+
+    def _padded(self, prompts, length):
+        """The prompts without their last tokens, [batch, bucket], how long they are, and the last tokens, [batch] both.
+
+        Raises ValueError for what does not fit.
+        """
+        rows = [np.asarray(prompt) for prompt in prompts]
+        if not rows:
+            raise ValueError("there are no prompts; give at least one")
+        for row in rows:
+            if row.ndim != 1:
+                raise ValueError(f"a prompt must be a list of token ids; its shape is {row.shape}")
+            limits.check_tokens(row, self.hparams.n_vocab)
+            limits.check_window(self.hparams.n_ctx, len(row), length)
+        lengths = np.array([len(row) - 1 for row in rows], np.int32)
+        buckets = [bucket for bucket in PROMPT_BUCKETS if bucket >= lengths.max()]
+        tokens = np.zeros([len(rows), min([self.hparams.n_ctx, *buckets])], np.int32)
+        for padded, row in zip(tokens, rows, strict=True):
+            padded[: len(row) - 1] = row[:-1]
+        return tokens, lengths, np.array([row[-1] for row in rows], np.int32)
+
+    def _chunks(self, tokens, lengths, token, noise, stop, options, chunk):
+        """Yields lists of [steps] int32, one for each row."""
+        batch, width = tokens.shape
+        length = len(noise)
+        src = -(-(width + length) // CACHE_STEP) * CACHE_STEP
+        room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
+        room[:length] = noise
+        if width and length:
+            cache = self._prompt_program(tf.constant(tokens), src)
+        else:  # prompts of one token, and nothing in front of it
+            cache = self._net.empty_cache(batch, src)
+        done, step = np.zeros([batch], bool), 0
+        noise, lengths, width = tf.constant(room), tf.constant(lengths), tf.constant(width)
+        while step < length and not done.all():
+            bounds = tf.constant(step), tf.constant(min(length, step + chunk))
+            made, end, finite, token, cache = self._token_program(
+                tf.constant(token), tf.constant(done), lengths, width, *bounds, noise, tf.constant(stop), options, cache
+            )
+            if not finite:
+                raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
+            made = made.numpy()[step : int(end)]  # [steps, batch]
+            step, stops = int(end), made == stop
+            before = np.cumsum(stops, axis=0) - stops  # [steps, batch], stops of the row before each token
+            yield [column[(count == 0) & ~over] for column, count, over in zip(made.T, before.T, done, strict=True)]
+            done |= stops.any(axis=0)
+
+    def _prompt(self, tokens, src: int):
+        """tokens: [batch, seq] -> the cache of src slots"""
+        return self._net.prompt_pass(tokens, src)[1]
+
+    def _tokens(self, token, done, lengths, width, first, last, noise, stop, options, cache):
+        """Steps first to last of the loop; each runs one token through the network and chooses the next.
+
+        token: [batch], the last ones; done: [batch]; lengths: [batch], of the prompts in the cache, which take the
+        first of width slots; noise: [slots, batch]
+        -> (tokens [slots, batch], made from first to end; end; whether all logits were finite; token; cache)
+        """
+        slots = tf.range(noise.shape[0])
+
+        def body(step, token, done, finite, out, *cache):
+            slot = width + step
+            seen = (slots < lengths[:, None]) | ((slots >= width) & (slots <= slot))  # [batch, slots]
+            logits, cache = self._net.token_pass(token, lengths + step, slot, tf.cast(seen, tf.float32), cache)
+            token, fine = self._choose(logits, noise[step], options)
+            out = self._net.ops.update(out, token[None], [step, 0])
+            return (step + 1, token, done | (token == stop), finite & fine, out, *cache)
+
+        end, token, done, finite, out, *cache = tf.while_loop(
+            lambda step, token, done, finite, *_: (step < last) & finite & ~tf.reduce_all(done),
+            body,
+            (first, token, done, True, tf.zeros(noise.shape, tf.int32), *cache),
+        )
+        return out, end, finite, token, tuple(cache)
+
+    def _choose(self, logits, u, options):
+        return choose_token(self._net.ops, logits, u, n_vocab=self.hparams.n_vocab, **options)

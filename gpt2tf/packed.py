@@ -1,0 +1,221 @@
+"""The weights laid out for generation, and the network over them.
+
+Mirrors openai/gpt-2 src/model.py by calling the functions of `gpt2tf.model` (block, attn, mlp, norm, gelu,
+attention weights) on other weights: stacked over the layers, so that one loop runs through them and the
+program does not grow with their number; matrices cast to 16 bits or quantized to 8 by output row. The
+embedding's sum, norms, softmax and logits stay in float32. Differences: the cache is preallocated; keys are
+[layer, batch, heads, src, head_features] and values [layer, batch, heads, head_features, src], because so
+one token's attention reads both in place.
+
+Layouts of a matrix of `out` rows by `in` columns, as XLA on a CPU has it: [layer, GROUPS, out / GROUPS, in]. For
+one row of activations each group is a kernel's share of a matrix-vector product, with the cast of the
+weights inside; for more rows the groups are joined again and multiplied as a matrix.
+
+What was tried on two cores with 124M, and what it gave:
+- Barriers keep a cast in the loop but do not keep norm and gelu out of a product's kernel, where they are computed
+  again for each row of the weights; a division by a variable 1.0 in between does.
+- A reshape between heads and features inside of c_proj's kernel made it four times as slow (517 us, 135 without): the
+  attention weights are normalized before the product with the values, not after.
+- Sums as products with a vector of ones behind a barrier: 5 us, where XLA's own reduction takes 20 to 30.
+- Bytes times bytes for int8 from four rows on: 7.1 G weights/s at 8 rows and 5.8 at 32, against 2.4 and 1.35 of a cast
+  to float32; at one row it is slower than the cast (1.3).
+- Unstacked weights behind a switch over the layers: products 1.1 to 1.5 times as fast, but 11 s of compiling. Not used.
+- Eigen's products in place of YNNPACK's, and [out, in] by [in, seq] for the prompt: no faster. Not used.
+- XLA_FLAGS=--xla_cpu_prefer_vector_width=512: int8 products 20% faster, a token of int8 5%. Not set.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from gpt2tf import model
+from gpt2tf.hparams import HParams
+from gpt2tf.names import variable_shapes
+from gpt2tf.xla_ops import BLOCK, Ops
+
+GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
+MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
+FUSABLE = 4095  # numbers in a vector up to which XLA on a CPU casts the weights inside the product (16 KiB)
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+MATRICES = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
+
+
+def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> dict[str, tf.Tensor]:
+    """The weights of a model as the tensors of a `Packed`.
+
+    weights: by the original's names, read one layer at a time. dtype: one of DTYPES, of the matrices and
+    wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under name + "/scale".
+    """
+    packed: dict[str, tf.Tensor] = {}
+    wte = np.asarray(weights["model/wte"])  # [vocab, features]
+    wte = np.pad(wte, [(0, -len(wte) % (BLOCK * GROUPS)), (0, 0)])  # [padded vocab, features]
+    packed.update(_matrix("wte", wte, dtype))
+    packed["wpe"] = tf.constant(weights["model/wpe"])
+    for leaf in "gb":
+        packed[f"ln_f/{leaf}"] = tf.constant(weights[f"model/ln_f/{leaf}"])
+    for name in (name.removeprefix("model/h0/") for name in variable_shapes(hparams) if name.startswith("model/h0/")):
+        scope, leaf = name.rsplit("/", 1)
+        layers = []
+        for layer in range(hparams.n_layer):
+            value = np.asarray(weights[f"model/h{layer}/{name}"])
+            layers.append(_matrix(scope, value[0].T, dtype) if leaf == "w" else {name: value})
+        for key in layers[0]:
+            packed[key] = tf.stack([layer[key] for layer in layers])
+    return packed
+
+
+def _matrix(name: str, w: np.ndarray, dtype: str) -> dict[str, tf.Tensor]:
+    """[out, in] float32 -> {name: [groups, out / groups, in] of dtype}, and its scale [out] for int8."""
+    packed = {}
+    if dtype == "int8":
+        scale = np.maximum(np.abs(w).max(axis=1) / np.float32(127), np.finfo(np.float32).tiny)  # [out]
+        packed[f"{name}/scale"] = tf.constant(scale)
+        with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
+            w = np.rint(w / scale[:, None]).astype(np.int8)
+    groups = math.gcd(GROUPS, len(w))  # GROUPS for all published sizes
+    grouped = tf.constant(np.ascontiguousarray(w).reshape(groups, -1, w.shape[1]))
+    packed[name] = tf.cast(grouped, dtype)
+    return packed
+
+
+class Packed:
+    """The network over packed weights. `layer` is None for what is outside of the layers, else the loop's index."""
+
+    def __init__(self, weights: dict[str, tf.Tensor], hparams: HParams, ops: Ops):
+        self.weights = weights
+        self.hparams = hparams
+        self.ops = ops
+        self.one = tf.constant(1.0)
+
+    def weight(self, name, layer):
+        w = self.weights[name]
+        return w if layer is None else w[layer]
+
+    def dense(self, x, name: str, layer=None):
+        """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
+        # The division keeps what made x out of the product's kernel, where it would be made again for each row.
+        x = x / self.one
+        w, x = self.ops.barrier(self.weight(name, layer), x)  # [groups, out / groups, in], [rows, in]
+        rows, n_in = x.shape
+        if rows >= MATMUL_FROM:
+            y = self._matmul(x, tf.reshape(w, [-1, n_in]))
+        else:
+            y = tf.stack([self._matvec(x[row], tf.cast(w, tf.float32)) for row in range(rows)])  # [rows, out]
+        scale = f"{name}/scale"
+        return y * self.weight(scale, layer) if scale in self.weights else y
+
+    def _matmul(self, x, w):
+        """x: [rows, in] float32, w: [out, in] -> [rows, out] float32"""
+        if w.dtype != tf.int8:
+            return tf.matmul(x, tf.cast(w, tf.float32), transpose_b=True)
+        # The activations are quantized too, by row: products of bytes are three times as fast as casts.
+        # Their largest is found among the bits: the maximum of floats passes over a NaN, which would be quantized away.
+        largest = tf.reduce_max(tf.bitcast(tf.abs(x), tf.int32), axis=-1, keepdims=True)  # [rows, 1]
+        step = tf.bitcast(largest, tf.float32) / 127.0 + 1e-30  # [rows, 1]
+        q = self.ops.barrier(tf.cast(tf.round(x / step), tf.int8))  # [rows, in]
+        return tf.cast(tf.matmul(q, w, transpose_b=True, output_type=tf.int32), tf.float32) * step
+
+    def _matvec(self, x, w):
+        """x: [in], w: [groups, out / groups, in], float32 both -> [out]"""
+        parts = -(-x.shape[0] // FUSABLE)
+        cuts = [x.shape[0] * part // parts for part in range(parts + 1)]
+        products = [
+            tf.einsum("goi,i->go", w[..., start:end], x[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)
+        ]
+        return sum(tf.reshape(product, [-1]) for product in products)  # [out]
+
+    def linear(self, name, layer):
+        return lambda x: self.dense(x, name, layer) + self.weight(f"{name}/b", layer)
+
+    def norm(self, name, layer=None):
+        return lambda x: model.norm(x, self.weight(f"{name}/g", layer), self.weight(f"{name}/b", layer))
+
+    def embed(self, tokens, positions):
+        """tokens, positions: [rows] -> [rows, features] float32"""
+        wte = self.weights["wte"]
+        h = tf.cast(tf.gather(tf.reshape(wte, [-1, wte.shape[-1]]), tokens), tf.float32)  # [rows, features]
+        if "wte/scale" in self.weights:
+            h = h * tf.gather(self.weights["wte/scale"], tokens)[:, None]
+        return h + tf.gather(self.weights["wpe"], positions)
+
+    def through_layers(self, h, attend, cache):
+        """Run h, [rows, features], through all blocks. attend(c, layer, cache) -> (a, cache)."""
+
+        def body(layer, h, *cache):
+            attn = functools.partial(
+                model.attn,
+                c_attn=self.linear("attn/c_attn", layer),
+                attend=lambda c: attend(c, layer, cache),
+                c_proj=self.linear("attn/c_proj", layer),
+            )
+            mlp = functools.partial(
+                model.mlp, c_fc=self.linear("mlp/c_fc", layer), c_proj=self.linear("mlp/c_proj", layer)
+            )
+            h, cache = model.block(h, self.norm("ln_1", layer), attn, self.norm("ln_2", layer), mlp)
+            return (layer + 1, h, *cache)
+
+        n_layer = self.hparams.n_layer
+        _, h, *cache = tf.while_loop(lambda layer, *_: layer < n_layer, body, (0, h, *cache))
+        return h, tuple(cache)
+
+    def logits(self, h):
+        """[rows, features] -> [rows, padded vocab]"""
+        return self.dense(self.norm("ln_f")(h), "wte")
+
+    def empty_cache(self, batch: int, src: int):
+        """Keys [layer, batch, heads, src, head_features] and values [layer, batch, heads, head_features, src]."""
+        h = self.hparams
+        lead, head_features = [h.n_layer, batch, h.n_head], h.n_embd // h.n_head
+        return tf.zeros([*lead, src, head_features]), tf.zeros([*lead, head_features, src])
+
+    def prompt_pass(self, tokens, src: int):
+        """tokens: [batch, seq], padded on the right -> (h [batch, seq, features], cache for src positions).
+
+        Padding lies behind what each position can see; in the cache it is for `token_pass` to mask.
+        """
+        batch, seq = tokens.shape
+        n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
+        mask = model.attention_mask(seq, seq)  # [dst, src]
+
+        def attend(c, layer, cache):
+            q, k, v = tf.split(tf.reshape(c, [batch, seq, 3 * n_embd]), 3, axis=-1)  # [batch, seq, features]
+            q, k, v = (model.split_heads(part, n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
+            keys = self.ops.update(cache[0], k[None], [layer, 0, 0, 0, 0])
+            values = self.ops.update(cache[1], tf.transpose(v, [0, 1, 3, 2])[None], [layer, 0, 0, 0, 0])
+            a = model.merge_heads(model.multihead_attn(q, k, v, mask))  # [batch, seq, features]
+            return tf.reshape(a, [batch * seq, n_embd]), (keys, values)
+
+        positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]
+        h = self.embed(tf.reshape(tokens, [-1]), positions)  # [batch * seq, features]
+        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src))
+        return tf.reshape(h, [batch, seq, n_embd]), cache
+
+    def token_pass(self, tokens, positions, slot, mask, cache):
+        """One token a row. tokens, positions: [batch]; slot: where in the cache it goes; mask: [batch, src], ones
+        where it looks, its slot among them -> (logits [batch, padded vocab], cache)
+        """
+        batch, src = mask.shape
+        n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
+        head_features = n_embd // n_head
+        ones = self.ops.barrier(tf.ones([head_features])), self.ops.barrier(tf.ones([src]))
+
+        def attend(c, layer, cache):
+            c = tf.reshape(self.ops.barrier(c), [batch, 3, n_head, head_features])
+            q, k, v = tf.unstack(c, axis=1)  # [batch, heads, head_features]
+            keys = self.ops.update(cache[0], k[None, :, :, None, :], [layer, 0, 0, slot, 0])
+            values = self.ops.update(cache[1], v[None, :, :, :, None], [layer, 0, 0, 0, slot])
+            # Products with ones read the cache in place; a batched product would copy the layer out of it first.
+            qk = tf.reshape(keys[layer] * q[:, :, None, :], [-1, head_features])
+            w = tf.reshape(tf.linalg.matvec(qk, ones[0]), [batch, n_head, src])  # [batch, heads, src]
+            w = self.ops.barrier(model.attn_weights(w, mask[:, None, :], head_features))
+            wv = tf.reshape(values[layer] * w[:, :, None, :], [-1, src])
+            a = tf.reshape(tf.linalg.matvec(wv, ones[1]), [batch, n_embd])  # [batch, features]
+            return a, (keys, values)
+
+        h, cache = self.through_layers(self.embed(tokens, positions), attend, cache)
+        return self.logits(h), cache
