@@ -27,10 +27,10 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def tiny_generator(tiny):
-    """The same, compiled."""
+    """The same for generation; not compiled, for the tests of the command line, which make many programs."""
     from gpt2tf import Generator
 
-    return Generator(tiny)
+    return Generator(tiny, jit_compile=False)
 
 
 def make_r124m(folder):
