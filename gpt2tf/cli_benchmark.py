@@ -85,7 +85,8 @@ def run(args) -> None:
         except ValueError as error:
             raise UsageError(str(error)) from None
     silence_tensorflow()
-    logging.getLogger("gpt2tf.checkpoint").setLevel(logging.WARNING)  # a model is loaded for each row
+    for handler in logging.getLogger("gpt2tf").handlers:  # those of this run of the command
+        handler.addFilter(lambda record: record.name != "gpt2tf.checkpoint")  # a model is loaded for each row
     import tensorflow as tf
 
     from gpt2tf import benchmark
