@@ -125,11 +125,11 @@ def test_rows_do_not_influence_each_other(tiny):
         assert alone[0].tolist() == together[row].tolist()
 
 
-def test_same_noise_same_tokens_for_every_prompt_length(tiny):
-    """Greedy continuation equals the arg-max of one full pass, for every length of the prompt."""
+def test_greedy_equals_one_full_pass(tiny):
+    """At both ends and in the middle of the window; test_generate does so for every length of the prompt."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, 1000, [1, 64])
-    for n_prompt in range(1, 65):
+    for n_prompt in (1, 2, 3, 31, 32, 33, 62, 63, 64):
         length = min(3, 65 - n_prompt)
         found = sample_sequence(
             tiny, length=length, context=tokens[:, :n_prompt], temperature=0, noise=np.zeros([length, 1])
