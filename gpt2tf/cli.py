@@ -171,13 +171,13 @@ def _output_flags(flag):
 def _generator_flags(parser):
     parser.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16", "float16", "int8"],
+        choices=limits.DTYPES,
         default="float32",
         help="of the weights: all but float32 are faster and give other text (%(default)s)",
     )
     parser.add_argument(
         "--device",
-        choices=["auto", "cpu", "gpu"],
+        choices=limits.DEVICES,
         default="auto",
         help="auto takes a GPU if there is one (%(default)s)",
     )

@@ -20,7 +20,6 @@ from gpt2tf.cli import UsageError, silence_tensorflow
 from gpt2tf.hparams import read_hparams
 from gpt2tf.locate import data_files, find_model, find_prefix
 
-DTYPES = ("float32", "bfloat16", "float16", "int8")
 # Heading, width, and what of a row stands there.
 COLUMNS = (
     ("engine", 12, lambda row: row.engine),
@@ -56,7 +55,12 @@ def add_flags(parser, number, some, models_dir) -> None:
     flag = parser.add_argument
     flag("--model_name", type=some, default="124M", help="a folder in models_dir, or the path of any model")
     models_dir(parser)
-    flag("--dtype", type=_list(_one_of(DTYPES)), default=["float32"], help=f"some of {','.join(DTYPES)} (float32)")
+    flag(
+        "--dtype",
+        type=_list(_one_of(limits.DTYPES)),
+        default=["float32"],
+        help=f"some of {','.join(limits.DTYPES)} (float32)",
+    )
     flag("--batch_size", type=_list(number(int, limits.check_batch_size)), default=[1], help="such as 1,8,32 (1)")
     flag("--prompt_length", type=number(int, _check_positive), default=1, help="tokens in a prompt (%(default)s)")
     flag("--length", type=number(int, _check_positive), default=128, help="tokens made in a run (%(default)s)")
@@ -68,7 +72,7 @@ def add_flags(parser, number, some, models_dir) -> None:
         help="instead: several dtypes and batches, a long prompt, late positions, and what reduced dtypes change",
     )
     flag("--peers", type=_list(_known_peer), default=[], help="some of transformers,ctranslate2,llama_cpp to measure")
-    flag("--device", choices=["auto", "cpu", "gpu"], default="auto", help="auto takes a GPU if there is one")
+    flag("--device", choices=limits.DEVICES, default="auto", help="auto takes a GPU if there is one")
     flag("--json", action="store_true", help="print one JSON object in place of the table")
     parser.set_defaults(run=run, prog=parser.prog)
 
@@ -128,7 +132,7 @@ def _whole(benchmark, prefix, args) -> dict:
     figures = {
         "process_s": benchmark.process_seconds(prefix, runs=args.runs),
         "log_probability_difference": {
-            dtype: benchmark.log_probability_difference(prefix, dtype) for dtype in DTYPES if dtype != "float32"
+            dtype: benchmark.log_probability_difference(prefix, dtype) for dtype in limits.DTYPES if dtype != "float32"
         },
     }
     if not args.json:

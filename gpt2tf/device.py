@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-DEVICES = ("auto", "cpu", "gpu")
-
 
 def use_device(device: str, tf32: bool = False) -> None:
     """Choose the device for the rest of the process; to be called before any tensor is made.
 
-    device: one of DEVICES; auto takes a GPU where there is one. A GPU's memory is taken as it is needed, so that two
-    processes can share it. tf32: let a GPU round the factors of float32 products to 10 bits, which is faster and
-    gives other text than a CPU. Raises ValueError for a GPU that is not there.
+    device: one of `limits.DEVICES`; auto takes a GPU where there is one. A GPU's memory is taken as it is needed, so
+    that two processes can share it. tf32: let a GPU round the factors of float32 products to 10 bits, which is faster
+    and gives other text than a CPU. Raises ValueError for a GPU that is not there.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:

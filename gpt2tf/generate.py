@@ -24,7 +24,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.hparams import HParams
 from gpt2tf.model import GPT2
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
-from gpt2tf.packed import DTYPES, Packed, pack
+from gpt2tf.packed import Packed, pack
 from gpt2tf.threshold import choose_token
 from gpt2tf.xla_ops import Ops
 
@@ -42,14 +42,13 @@ class Generator:
     """
 
     def __init__(self, model: GPT2 | str | os.PathLike, dtype: str = "float32", jit_compile: bool = True):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if dtype not in limits.DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(limits.DTYPES)}")
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
             weights = {v.path: v.numpy() for v in model.variables}
         else:
             self.hparams, weights = load_weights(model)
-        self.dtype = dtype
         self._net = Packed(pack(weights, self.hparams, dtype), self.hparams, Ops(jit_compile))
         self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
         self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)

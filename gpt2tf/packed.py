@@ -41,14 +41,12 @@ from gpt2tf.xla_ops import BLOCK, Ops
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
 FUSABLE = 4095  # numbers in a vector up to which XLA on a CPU casts the weights inside the product (16 KiB)
-DTYPES = ("float32", "bfloat16", "float16", "int8")
-MATRICES = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
 
 
 def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> dict[str, tf.Tensor]:
     """The weights of a model as the tensors of a `Packed`.
 
-    weights: by the original's names, read one layer at a time. dtype: one of DTYPES, of the matrices and
+    weights: by the original's names, read one layer at a time. dtype: one of `limits.DTYPES`, of the matrices and
     wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under name + "/scale".
     """
     packed: dict[str, tf.Tensor] = {}
