@@ -6,7 +6,7 @@ The names below are imported when they are first used, so that `import gpt2tf` c
 import importlib
 
 _HOMES = {
-    "GPT2": "gpt2tf.model",
+    "GPT2": "gpt2tf.layers",
     "Generator": "gpt2tf.generate",
     "HParams": "gpt2tf.hparams",
     "load_model": "gpt2tf.checkpoint",

@@ -22,7 +22,7 @@ import tensorflow as tf
 from gpt2tf import limits
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.hparams import HParams
-from gpt2tf.model import GPT2
+from gpt2tf.layers import GPT2
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
 from gpt2tf.packed import Packed, pack
 from gpt2tf.threshold import choose_token

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf import limits
-from gpt2tf.model import GPT2, past_shape
+from gpt2tf.layers import GPT2
+from gpt2tf.model import past_shape
 from gpt2tf.sampling import next_token
 
 
