@@ -18,6 +18,8 @@ ARROWS = {
     "xla_ops": set(),
     "device": set(),
     "console": set(),
+    "corpus": {"console"},
+    "data": {"console", "corpus"},
     "threshold": {"xla_ops"},
     "names": {"hparams"},
     "locate": {"hparams"},
@@ -62,7 +64,7 @@ def test_only_the_command_line_prints(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["hparams", "names", "locate", "limits", "costs", "download", "cli", "cli_sample", "cli_benchmark"]
+    "module", "hparams names locate limits costs corpus data download cli cli_sample cli_benchmark".split()
 )
 def test_what_runs_before_tensorflow_does_not_import_it(module):
     top_level = [node for node in MODULES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
