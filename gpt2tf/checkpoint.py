@@ -29,7 +29,7 @@ from gpt2tf.hparams import HParams, read_hparams, write_hparams
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import PREFIX, VOCABULARY_FILES, data_files, find_prefix
 
-CHECKPOINT_STATE = f'model_checkpoint_path: "{PREFIX}"\nall_model_checkpoint_paths: "{PREFIX}"\n'
+CHECKPOINT_STATE = 'model_checkpoint_path: "{0}"\nall_model_checkpoint_paths: "{0}"\n'
 DOWNLOAD_AGAIN = "it is damaged or not fully downloaded; get the file again"
 
 log = logging.getLogger(__name__)
@@ -136,27 +136,29 @@ def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights]:
     return hparams, weights
 
 
-def load_model(path: str | os.PathLike) -> GPT2:
+def load_model(path: str | os.PathLike, **options) -> GPT2:
     """The model of a folder (released or fine-tuned), of a checkpoint prefix, or of an `.index` file.
 
     hparams come from the `hparams.json` beside the checkpoint; without one they are read off the shapes.
+    options: of `GPT2`, for training.
     Raises FileNotFoundError or ValueError with one line that says which file, what is wrong, what to do.
     """
     hparams, weights = load_weights(path)
-    model = GPT2(hparams, initial_value=lambda name, shape: weights.tensor(name))
+    model = GPT2(hparams, initial_value=lambda name, shape: weights.tensor(name), **options)
     folder = os.path.dirname(weights.prefix) or "."
     if all(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
         model.vocabulary = os.path.abspath(folder)
     return model
 
 
-def save_checkpoint(model: GPT2, folder: str | os.PathLike) -> None:
+def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = None) -> None:
     """Write a complete model folder that `sample.py` and the original's `Saver.restore` open.
 
     Files: checkpoint, hparams.json, model.ckpt.index, model.ckpt.data-00000-of-00001, encoder.json and
     vocab.bpe (those of `model.vocabulary`, or else the first n_vocab entries of the released vocabulary).
-    The two checkpoint files are byte for byte those of TensorFlow 1's Saver. A new folder appears whole;
-    in an existing one finished files take the place of old ones, and other files stay.
+    The two checkpoint files are byte for byte those of TensorFlow 1's Saver. With a step they are `model-<step>.*`,
+    as in training. A new folder appears whole; in an existing one finished files take the place of old ones, and other
+    files stay.
     Raises OSError where the disk does, ValueError for an n_vocab that has no such vocabulary.
     """
     if not os.fspath(folder):
@@ -169,29 +171,38 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike) -> None:
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=there) as scratch:
         complete = os.path.join(scratch, "model")
         os.mkdir(complete)
-        _write_files(model, complete)
+        _write_files(model, complete, PREFIX if step is None else f"model-{step}")
         if not exists:
             os.makedirs(os.path.dirname(folder), exist_ok=True)
             os.rename(complete, folder)
             return
         # The data first and the index last: cut short in between, the checksums tell, and no mix is read as a model.
-        for file in sorted(os.listdir(complete), key=lambda file: (".data-" not in file, file.endswith(".index"))):
+        # After them the file that names a step's save, which until then is another one.
+        order = {"index": 2, "checkpoint": 3}
+        for file in sorted(os.listdir(complete), key=lambda f: ".data-" not in f and order.get(f.split(".")[-1], 1)):
             os.replace(os.path.join(complete, file), os.path.join(folder, file))
 
 
-def _write_files(model: GPT2, folder: str) -> None:
+def _write_files(model: GPT2, folder: str, prefix: str) -> None:
     write_hparams(model.hparams, os.path.join(folder, "hparams.json"))
     if model.vocabulary is None:
         encoder.write_vocabulary(folder, model.hparams.n_vocab)
     else:
         for file in VOCABULARY_FILES:
             shutil.copyfile(os.path.join(model.vocabulary, file), os.path.join(folder, file))
-    _write_variables({v.path: v.value for v in model.variables}, os.path.join(folder, PREFIX))
-    with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8", newline="\n") as file:
-        file.write(CHECKPOINT_STATE)
+    _write_variables({v.path: v.value for v in model.variables}, os.path.join(folder, prefix))
+    write_state(folder, prefix)
     for file in os.listdir(folder):
         with open(os.path.join(folder, file), "rb+") as written:
             os.fsync(written)
+
+
+def write_state(folder: str | os.PathLike, prefix: str) -> None:
+    """Write the file `checkpoint`, which says what prefix a folder stands for."""
+    part = os.path.join(folder, "checkpoint.part")
+    with open(part, "w", encoding="utf-8", newline="\n") as file:
+        file.write(CHECKPOINT_STATE.format(prefix))
+    os.replace(part, os.path.join(folder, "checkpoint"))
 
 
 def _write_variables(variables: dict[str, tf.Tensor], prefix: str) -> None:

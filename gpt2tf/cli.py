@@ -13,11 +13,10 @@ import importlib
 import io
 import logging
 import os
-import reprlib
 import sys
 import threading
 
-from gpt2tf import limits
+from gpt2tf import flags, limits
 from gpt2tf.hparams import PUBLISHED
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
@@ -94,16 +93,16 @@ def _sample_flags(parser):
     flag = parser.add_argument
     flag(
         "--model_name",
-        type=_some,
+        type=flags.some,
         default="124M",
         help="a folder in models_dir, or the path of any model (%(default)s)",
     )
-    _models_dir(parser)
+    flags.models_dir(parser)
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompts.add_argument(
         "--prompt_file",
-        type=_some,
+        type=flags.some,
         metavar="FILE",
         help="file with the text to continue, less its last newline; - is stdin",
     )
@@ -115,46 +114,46 @@ def _sample_flags(parser):
 
 
 def _sampling_flags(flag):
-    flag("--seed", type=_number(int, limits.check_seed), help="the same seed gives the same text (a fresh one)")
+    flag("--seed", type=flags.number(int, limits.check_seed), help="the same seed gives the same text (a fresh one)")
     flag(
         "--nsamples",
-        type=_number(int, limits.check_nsamples),
+        type=flags.number(int, limits.check_nsamples),
         default=1,
         help="samples for each prompt; 0 goes on forever (%(default)s)",
     )
     flag(
         "--batch_size",
-        type=_number(int, limits.check_batch_size),
+        type=flags.number(int, limits.check_batch_size),
         default=1,
         help="samples made at a time, which changes their text (%(default)s)",
     )
     flag(
         "--length",
-        type=_number(int, limits.check_length),
+        type=flags.number(int, limits.check_length),
         help="tokens in a sample (the window; half of it with a prompt)",
     )
     flag(
         "--temperature",
-        type=_number(_int_or_float, limits.check_temperature),
+        type=flags.number(flags.int_or_float, limits.check_temperature),
         default=1,
         help="divides the logits: 0 takes the likeliest token; 1 and 1.0 draw differently (%(default)s)",
     )
     flag(
         "--top_k",
-        type=_number(int, limits.check_top_k),
+        type=flags.number(int, limits.check_top_k),
         default=0,
         help="sample from the k likeliest tokens; 0 is off (%(default)s)",
     )
     flag(
         "--top_p",
-        type=_number(float, limits.check_top_p),
+        type=flags.number(float, limits.check_top_p),
         default=1,
         help="sample from the likeliest tokens whose probabilities sum to at most p; 1 is off (%(default)s)",
     )
 
 
 def _output_flags(flag):
-    flag("--stop", type=_some, metavar="TEXT", help="end a sample before this text")
+    flag("--stop", type=flags.some, metavar="TEXT", help="end a sample before this text")
     flag("--truncate", action="store_true", help="end a sample before <|endoftext|>")
     flag("--include_prefix", action="store_true", help="print the prompt before its continuation")
     flag(
@@ -164,7 +163,10 @@ def _output_flags(flag):
         help="jsonl is one object a line, with the tokens, the seed and the flags (%(default)s)",
     )
     flag(
-        "--output", type=_some, metavar="FILE", help="write the samples to this file, as UTF-8, once they are all made"
+        "--output",
+        type=flags.some,
+        metavar="FILE",
+        help="write the samples to this file, as UTF-8, once they are all made",
     )
 
 
@@ -175,22 +177,14 @@ def _generator_flags(parser):
         default="float32",
         help="of the weights: all but float32 are faster and give other text (%(default)s)",
     )
-    parser.add_argument(
-        "--device",
-        choices=limits.DEVICES,
-        default="auto",
-        help="auto takes a GPU if there is one (%(default)s)",
-    )
-    parser.add_argument(
-        "--tf32", action="store_true", help="faster products on a GPU, which give other text than a CPU"
-    )
+    flags.device(parser)
 
 
 def _download_flags(parser):
     """fetch a published model"""
     parser.description = "Fetch a published model into models_dir, verified; what was interrupted is resumed."
     parser.add_argument("model_name", metavar="MODEL", help=f"one of {', '.join(PUBLISHED)}")
-    _models_dir(parser)
+    flags.models_dir(parser)
     parser.add_argument("--base_url", metavar="URL", help="address of a mirror, with the folders of the original's")
     parser.set_defaults(run=_run_download, prog=parser.prog)
 
@@ -199,19 +193,30 @@ def _benchmark_flags(parser):
     """measure speed and memory"""
     from gpt2tf import cli_benchmark  # which imports this module
 
-    cli_benchmark.add_flags(parser, _number, _some, _models_dir)
+    cli_benchmark.add_flags(parser)
 
 
-COMMANDS = {"benchmark": _benchmark_flags, "download": _download_flags, "sample": _sample_flags}
+def _finetune_flags(parser):
+    """train a model further on your text"""
+    from gpt2tf import cli_train
+
+    cli_train.add_finetune_flags(parser)
 
 
-def _models_dir(parser):
-    parser.add_argument(
-        "--models_dir",
-        type=lambda path: os.path.expanduser(os.path.expandvars(_some(path))),
-        default="models",
-        help="folder of the models; ~ and variables are expanded (%(default)s)",
-    )
+def _train_flags(parser):
+    """train a new model on your text"""
+    from gpt2tf import cli_train
+
+    cli_train.add_train_flags(parser)
+
+
+COMMANDS = {
+    "benchmark": _benchmark_flags,
+    "download": _download_flags,
+    "finetune": _finetune_flags,
+    "sample": _sample_flags,
+    "train": _train_flags,
+}
 
 
 def _run_sample(args):
@@ -229,38 +234,6 @@ def _run_download(args):
         raise UsageError(str(error)) from None
     silence_tensorflow()
     download.download_model(name, args.models_dir, args.base_url or download.BASE_URL)
-
-
-def _number(convert, check):
-    """An argparse type: text to number to checked number, the message being the check's."""
-
-    def parse(text):
-        try:
-            value = convert(text)
-        except ValueError:
-            kind = "a whole number" if convert is int else "a number"
-            raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {kind}") from None
-        try:
-            return check(value)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
-
-
-def _some(text):
-    """An argparse type: text, but not none, which an unset variable of the shell gives."""
-    if not text:
-        raise argparse.ArgumentTypeError("it is empty; give a value or leave the flag out")
-    return text
-
-
-def _int_or_float(text):
-    """1 stays an int and 1.0 a float: the original's random stream depends on it (`noise.op_seeds`)."""
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
 
 
 def _normalise(argv):
@@ -305,11 +278,12 @@ def silence_tensorflow():
         os.close(null)
 
 
-def interruptible(function, *args, **kwargs):
+def interruptible(function, *args, interrupted=None, **kwargs):
     """Call a function that stays in TensorFlow for long, and let Ctrl-C end the wait for it.
 
     Python sees signals between its own instructions only, so the call goes on in another thread;
-    after Ctrl-C it is abandoned there, and `main` exits without waiting.
+    after Ctrl-C it is abandoned there, and `main` exits without waiting. interrupted: what the first Ctrl-C calls
+    instead, for a function that is to come to its end by itself.
     """
     outcome = {}
 
@@ -321,7 +295,13 @@ def interruptible(function, *args, **kwargs):
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        if interrupted is None:
+            raise
+        interrupted()
+        thread.join()
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]

@@ -15,7 +15,7 @@ import sys
 
 from tqdm import tqdm
 
-from gpt2tf import limits
+from gpt2tf import flags, limits
 from gpt2tf.cli import UsageError, silence_tensorflow
 from gpt2tf.hparams import read_hparams
 from gpt2tf.locate import data_files, find_model, find_prefix
@@ -47,25 +47,25 @@ for the first time, compilation included; peak GB: of a process that does just t
 %: of what the machine was measured to do; x: gpt2tf's speed over the peer's. Medians of {runs} runs in turns."""
 
 
-def add_flags(parser, number, some, models_dir) -> None:
-    """The flags of the command; number, some and models_dir are cli's own kinds."""
+def add_flags(parser) -> None:
+    """The flags of the command."""
     parser.description = (
         "Measure the speed and memory of generation, and how far they are from what this machine allows."
     )
     flag = parser.add_argument
-    flag("--model_name", type=some, default="124M", help="a folder in models_dir, or the path of any model")
-    models_dir(parser)
+    flag("--model_name", type=flags.some, default="124M", help="a folder in models_dir, or the path of any model")
+    flags.models_dir(parser)
     flag(
         "--dtype",
         type=_list(_one_of(limits.DTYPES)),
         default=["float32"],
         help=f"some of {','.join(limits.DTYPES)} (float32)",
     )
-    flag("--batch_size", type=_list(number(int, limits.check_batch_size)), default=[1], help="such as 1,8,32 (1)")
-    flag("--prompt_length", type=number(int, _check_positive), default=1, help="tokens in a prompt (%(default)s)")
-    flag("--length", type=number(int, _check_positive), default=128, help="tokens made in a run (%(default)s)")
-    flag("--top_k", type=number(int, limits.check_top_k), default=40, help="as in sample (%(default)s)")
-    flag("--runs", type=number(int, _check_positive), default=5, help="runs, after one to warm up (%(default)s)")
+    flag("--batch_size", type=_list(flags.number(int, limits.check_batch_size)), default=[1], help="such as 1,8,32 (1)")
+    flag("--prompt_length", type=flags.number(int, _check_positive), default=1, help="tokens in a prompt (%(default)s)")
+    flag("--length", type=flags.number(int, _check_positive), default=128, help="tokens made in a run (%(default)s)")
+    flag("--top_k", type=flags.number(int, limits.check_top_k), default=40, help="as in sample (%(default)s)")
+    flag("--runs", type=flags.number(int, _check_positive), default=5, help="runs, after one to warm up (%(default)s)")
     flag(
         "--all",
         action="store_true",

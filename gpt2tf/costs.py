@@ -12,7 +12,10 @@ import numpy as np
 
 from gpt2tf.hparams import HParams
 from gpt2tf.names import variable_shapes
+from gpt2tf.settings import Settings
 
+ACTIVATIONS = 20  # of a block, in features, that its gradient needs
+ATTENTION_COPIES = 3  # of the weights of each pair of positions: before the softmax, after it, and after dropout
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -54,6 +57,24 @@ def weight_bytes(hparams: HParams, dtype: str) -> int:
         if is_matrix and dtype == "int8":
             total += 4 * (shape[0] if name.endswith("wte") else shape[-1])
     return total
+
+
+def training_bytes(hparams: HParams, settings: Settings) -> int:
+    """About how much memory training takes at its peak: weights, gradients, optimizer, activations, logits.
+
+    Of a token in a block: what its gradient needs of the stream, norms, queries, keys, values, and of the four times
+    wider MLP before and after gelu; of each pair of positions in a head: its weight, before, in and after the softmax.
+    """
+    h, s = hparams, settings
+    window = min(s.window or h.n_ctx, h.n_ctx)
+    weights = sum(map(math.prod, variable_shapes(h).values()))
+    copies = 2 + (2 if s.optimizer == "adamw" else 0) + (1 if s.accumulate > 1 else 0)
+    tokens = window * s.batch_size
+    width = 2 if s.dtype == "bfloat16" else 4
+    block = tokens * (ACTIVATIONS * h.n_embd * width + ATTENTION_COPIES * h.n_head * window * 4)
+    blocks = block + h.n_layer * tokens * h.n_embd * width if s.recompute else h.n_layer * block
+    logits = 3 * 4 * tokens * h.n_vocab
+    return 4 * copies * weights + blocks + logits
 
 
 def _matrix_weights(hparams: HParams) -> tuple[int, int]:

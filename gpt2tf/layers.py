@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable
 
 import keras
@@ -22,17 +23,20 @@ WPE_STDDEV = 0.01  # openai/gpt-2 src/model.py:153
 WTE_STDDEV = W_STDDEV = 0.02  # openai/gpt-2 src/model.py:155 and :50; no 1/sqrt(n_layer) anywhere
 
 
-def initial_value(path: str, shape: tuple[int, ...]):
+def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
     """The start of an untrained variable, by its name: the original's distributions.
 
-    Drawn from Keras's global generator: `keras.utils.set_random_seed` makes it repeatable.
+    seed: makes it repeatable; without one it is drawn from Keras's global generator, which
+    `keras.utils.set_random_seed` does.
     """
     leaf = path.rsplit("/", 1)[-1]
     if leaf == "g":
         return tf.ones(shape)
     if leaf == "b":
         return tf.zeros(shape)
-    return keras.random.normal(shape, stddev={"wpe": WPE_STDDEV, "wte": WTE_STDDEV}.get(leaf, W_STDDEV))
+    if seed is not None:
+        seed = zlib.crc32(f"{seed} {path}".encode())
+    return keras.random.normal(shape, seed=seed, stddev={"wpe": WPE_STDDEV, "wte": WTE_STDDEV}.get(leaf, W_STDDEV))
 
 
 InitialValue = Callable[[str, tuple[int, ...]], tf.Tensor]

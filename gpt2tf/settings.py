@@ -1,6 +1,6 @@
 """What may be set about training: one dataclass, which is the signature, the flags and the record of a run at once.
 
-There is nothing like it in openai/gpt-2. The flags have the names of nshepperd/gpt-2 and gpt-2-simple where those have one.
+There is nothing like it in openai/gpt-2. Names are those of nshepperd/gpt-2 and gpt-2-simple where those have one.
 No TensorFlow is imported.
 """
 

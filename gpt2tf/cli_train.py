@@ -1,0 +1,258 @@
+"""`gpt2tf train` and `gpt2tf finetune`: the flags, and a line for what happens on the way.
+
+There is nothing like it in openai/gpt-2; flags have the names of nshepperd/gpt-2 and gpt-2-simple where those have one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import logging
+import os
+import re
+import sys
+import threading
+import typing
+import zlib
+from pathlib import Path
+
+from tqdm import tqdm
+
+import encoder
+from gpt2tf import costs, data, flags
+from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
+from gpt2tf.hparams import HParams, read_hparams
+from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
+from gpt2tf.settings import EMBEDDINGS, Settings
+
+LINE_EVERY = 100  # updates between two lines, where no validation loss is due
+TOKENS = "tokens.npy"
+
+log = logging.getLogger(__name__)
+
+
+def add_finetune_flags(parser) -> None:
+    parser.description = "Train a model further on your text; `gpt2tf sample --model_name NAME` then samples from it."
+    _common_flags(parser)
+    parser.add_argument(
+        "--model_name",
+        type=flags.some,
+        default="124M",
+        help="what to start from: a folder in models_dir, or the path of any model (%(default)s)",
+    )
+    parser.add_argument(
+        "--only_train_transformer_layers",
+        action="store_const",
+        const=EMBEDDINGS,
+        dest="freeze",
+        default=argparse.SUPPRESS,
+        help=f"the same as --freeze {EMBEDDINGS}",
+    )
+    parser.set_defaults(hparams=None)
+
+
+def add_train_flags(parser) -> None:
+    parser.description = "Train a new model on your text; `gpt2tf sample --model_name NAME` then samples from it."
+    _common_flags(parser)
+    parser.add_argument(
+        "--hparams",
+        type=flags.some,
+        metavar="FILE",
+        help="hparams.json with the sizes of the model; n_vocab may be any",
+    )
+    parser.set_defaults(model_name=None)
+
+
+def _common_flags(parser) -> None:
+    flag = parser.add_argument
+    flag(
+        "data",
+        type=flags.some,
+        metavar="DATA",
+        help="a text file, a folder of them, a .jsonl or .csv with a column of text, or encoded .npz or .npy",
+    )
+    flag("--run_name", type=_run_name, required=True, help="the new model's name: its folder in models_dir")
+    flags.models_dir(parser)
+    flag("--resume", action="store_true", help="go on from the last save of this name, with its settings")
+    flag("--text_column", type=flags.some, default="text", help="of .jsonl and .csv (%(default)s)")
+    types = typing.get_type_hints(Settings)
+    for field in dataclasses.fields(Settings):
+        options = {"help": field.metadata["help"], "default": argparse.SUPPRESS}
+        if types[field.name] is bool:
+            options["action"] = "store_true"
+        else:
+            convert = int if types[field.name] == int | None else types[field.name]
+            options["type"] = flags.number(convert, functools.partial(_checked, field))
+            options["metavar"] = {int: "N", float: "X", str: "NAME"}[convert]
+            if field.default is not None:
+                options["help"] += f" ({field.default or 'none'})" if convert is str else f" ({field.default})"
+        flag(f"--{field.name}", **options)
+    flags.device(parser)
+    parser.set_defaults(run=run, prog=parser.prog)
+
+
+def _checked(field, value):
+    if field.metadata["check"]:
+        field.metadata["check"](field.name, value)
+    return value
+
+
+def _run_name(name):
+    if not name or re.search(r"[/\\\x00]", name) or name in (".", ".."):
+        raise argparse.ArgumentTypeError(f"{name!r} is no name of a folder in models_dir")
+    return name
+
+
+def run(args) -> None:
+    """Run the command; args are the parsed flags."""
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
+    try:
+        settings = Settings(**given)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    folder = Path(args.models_dir, args.run_name)
+    source = _source(args, folder)
+    if (folder / "checkpoint").exists() and not args.resume:
+        raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
+    folder.mkdir(parents=True, exist_ok=True)
+    enc = _vocabulary(source, folder)
+    tokens, corpus = _tokens(args, enc, folder)
+    silence_tensorflow()
+    training = interruptible(_prepare, args, given, settings, source, folder, tokens, corpus, enc)
+    stopping = threading.Event()
+
+    def interrupted():
+        log.info("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
+        stopping.set()
+
+    interruptible(_train, training, stopping, enc, interrupted=interrupted)
+    log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", args.run_name, args.models_dir)
+    if stopping.is_set():
+        raise KeyboardInterrupt
+
+
+def _source(args, folder: Path) -> HParams | str:
+    """What to start from: sizes, or the prefix of a checkpoint."""
+    if args.resume:
+        prefix = find_prefix(folder) if folder.is_dir() else None
+        if prefix is None:
+            raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
+    elif args.model_name is not None:
+        prefix = find_prefix(find_model(args.model_name, args.models_dir))
+    elif args.hparams is None:
+        raise UsageError("give --hparams FILE, the sizes of the new model, or --resume")
+    else:
+        return read_hparams(args.hparams)
+    data_files(prefix)  # raises for a model that is not all there
+    return prefix
+
+
+def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
+    """The vocabulary of the model to start from; for a new one, that of its size, written to the folder."""
+    if isinstance(source, HParams):
+        encoder.write_vocabulary(folder, source.n_vocab)
+        return encoder.get_encoder(folder.name, folder.parent)
+    parent = os.path.dirname(os.path.abspath(source))
+    if any(os.path.exists(os.path.join(parent, file)) for file in VOCABULARY_FILES):
+        return encoder.get_encoder(*os.path.split(parent)[::-1])
+    return encoder.get_encoder()
+
+
+def _tokens(args, enc: encoder.Encoder, folder: Path):
+    """The corpus as [tokens] ids, and what tells it from another. Text is encoded once, to a file in the folder."""
+    n_vocab = len(enc.encoder)
+    if data.is_encoded(args.data):
+        tokens = data.open_tokens(args.data, n_vocab)
+    elif args.resume and (folder / TOKENS).exists():
+        log.info("using %s, in which the text was encoded before", folder / TOKENS)
+        tokens = data.open_tokens(folder / TOKENS, n_vocab)
+    else:
+        tokens = data.encode_corpus(args.data, enc, folder / TOKENS, args.text_column)
+    log.info("%s tokens", f"{len(tokens):,}")
+    crc = 0
+    for start in range(0, len(tokens), 2**24):
+        crc = zlib.crc32(tokens[start : start + 2**24].tobytes(), crc)
+    return tokens, {"tokens": len(tokens), "crc32": crc}
+
+
+def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
+    """Make the devices ready, the model, and what trains it."""
+    from gpt2tf import runs, strategies
+    from gpt2tf.device import use_device
+    from gpt2tf.train import Run
+
+    use_device(args.device, args.tf32)
+    saved = None
+    if args.resume:
+        saved = runs.read_saved(folder)
+        if saved.corpus != corpus:
+            raise ValueError(f"{args.data} is not what {folder} was trained on; resume with that, or start a new run")
+        settings = dataclasses.replace(saved.settings, **given)
+        if saved.progress["step"] >= settings.steps:
+            raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")
+    strategy = strategies.make_strategy(settings.strategy)
+    with strategy.scope():
+        trainer = _trainer(source, settings, strategy)
+    model = trainer.model
+    if isinstance(source, HParams):
+        model.vocabulary = os.path.abspath(folder)
+    size = sum(v.shape.num_elements() for v in model.variables)
+    log.info(
+        "%s parameters; training takes about %.1f GB of memory",
+        f"{size:,}",
+        costs.training_bytes(model.hparams, settings) / 1e9,
+    )
+    return Run(
+        trainer,
+        tokens,
+        folder,
+        corpus=corpus,
+        end_of_text=enc.encoder[encoder.END_OF_TEXT],
+        saved=saved,
+        chief=strategies.is_chief(strategy),
+    )
+
+
+def _trainer(source, settings, strategy):
+    from gpt2tf import layers
+    from gpt2tf.checkpoint import load_model
+    from gpt2tf.trainer import Trainer
+
+    options = {
+        "dropout": settings.dropout,
+        "recompute": settings.recompute,
+        "dtype": "mixed_bfloat16" if settings.dtype == "bfloat16" else "float32",
+    }
+    if isinstance(source, HParams):
+        start = functools.partial(layers.initial_value, seed=settings.seed)
+        model = layers.GPT2(source, initial_value=start, **options)
+    else:
+        model = load_model(source, **options)
+    return Trainer(model, settings, strategy)
+
+
+def _train(training, stopping, enc) -> None:
+    """Train, and print what comes of it."""
+    settings, losses = training.settings, []
+    with tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=None) as bar:
+        for report in training.reports(stopping):
+            losses.append(report.loss)
+            bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)
+            bar.update()
+            last = report.step == settings.steps
+            if training.chief and (report.validation is not None or last or report.step % LINE_EVERY == 0):
+                line = f"step {report.step}  loss {sum(losses) / len(losses):.4f}"
+                if report.validation is not None:
+                    line += f"  validation {report.validation:.4f}"
+                line += f"  {report.tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(report.seconds_left)} left"
+                _print(line)
+                losses = []
+            if report.sample is not None:
+                _print("=" * 40 + f" SAMPLE AT STEP {report.step} " + "=" * 40)
+                _print(enc.decode(report.sample))
+
+
+def _print(line: str) -> None:
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
