@@ -46,6 +46,21 @@ first ms: to the first new token; prompt/s: tokens of the prompt; tokens/s: made
 for the first time, compilation included; peak GB: of a process that does just this; MB/token: what must be read;
 %: of what the machine was measured to do; x: gpt2tf's speed over the peer's. Medians of {runs} runs in turns."""
 
+TRAINING_COLUMNS = (
+    ("engine", 12, lambda row: row.engine),
+    ("batch", 5, lambda row: row.batch_size),
+    ("window", 6, lambda row: row.window),
+    ("first s", 8, lambda row: _fixed(row.first_call_s)),
+    ("update s", 9, lambda row: _fixed(row.update_s, 1, 2)),
+    ("tokens/s", 9, lambda row: _fixed(row.tokens_per_s)),
+    ("GFLOP/s", 7, lambda row: _fixed(row.operations_per_s, 1e9)),
+    ("%", 4, lambda row: _fixed(row.arithmetic_share, 0.01, 0)),
+    ("x", 5, lambda row: _fixed(row.ratio, 1, 2)),
+)
+TRAINING_LEGEND = """\
+first s: the first update, compilation included; %: of what the machine was measured to do; x: gpt2tf's speed over the
+peer's. Medians of {runs} updates in turns."""
+
 
 def add_flags(parser) -> None:
     """The flags of the command."""
@@ -70,6 +85,11 @@ def add_flags(parser) -> None:
         "--all",
         action="store_true",
         help="instead: several dtypes and batches, a long prompt, late positions, and what reduced dtypes change",
+    )
+    flag(
+        "--train",
+        action="store_true",
+        help="instead: an update of the weights, on batch_size windows of length tokens",
     )
     flag("--peers", type=_list(_known_peer), default=[], help="some of transformers,ctranslate2,llama_cpp to measure")
     flag("--device", choices=limits.DEVICES, default="auto", help="auto takes a GPU if there is one")
@@ -109,6 +129,8 @@ def run(args) -> None:
     report = {"model": args.model_name, "device": device, "cores": os.cpu_count(), "tensorflow": tf.__version__}
     report |= {"python": platform.python_version(), "load_average": _load_average()}
     report |= {"runs": args.runs, "top_k": args.top_k, "limits": dataclasses.asdict(machine)}
+    if args.train:
+        return _print_training(prefix, args, machine, report)
     if not args.json:
         print(_heading(report))
     rows = benchmark.measure(prefix, cases, machine, peers=args.peers, top_k=args.top_k, runs=args.runs, device=device)
@@ -119,6 +141,25 @@ def run(args) -> None:
         print(json.dumps(report, indent=2))
     else:
         print(LEGEND.format(runs=args.runs))
+
+
+def _print_training(prefix, args, machine, report) -> None:
+    """The figures of an update of the weights, in place of those of generation."""
+    from gpt2tf.benchmark_train import measure_training
+
+    rows = [
+        row
+        for batch_size in args.batch_size
+        for row in measure_training(prefix, batch_size, args.length, machine, peers=args.peers, runs=args.runs)
+    ]
+    report["rows"] = list(map(dataclasses.asdict, rows))
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return
+    print(_heading(report, TRAINING_COLUMNS))
+    for row in rows:
+        print(" ".join(_cell(value(row), width) for _, width, value in TRAINING_COLUMNS))
+    print(TRAINING_LEGEND.format(runs=args.runs))
 
 
 def _shown(row, as_json: bool) -> dict:
@@ -142,14 +183,14 @@ def _whole(benchmark, prefix, args) -> dict:
     return figures
 
 
-def _heading(report) -> str:
+def _heading(report, columns=COLUMNS) -> str:
     speeds = report["limits"]
     machine = f"{speeds['bytes_per_s'] / 1e9:.1f} GB/s, {speeds['operations_per_s'] / 1e9:.0f} GFLOP/s"
     load = report["load_average"]
     return (
         f"{report['model']} on {report['device']}, {report['cores']} cores, TensorFlow {report['tensorflow']}; "
         f"the machine: {machine}" + (f"; load average {load:.1f}" if load is not None else "") + "\n\n"
-    ) + " ".join(_cell(name, width) for name, width, _ in COLUMNS)
+    ) + " ".join(_cell(name, width) for name, width, _ in columns)
 
 
 def _cell(value, width: int) -> str:

@@ -91,6 +91,13 @@ def decode_cost(hparams: HParams, case: Case) -> Cost:
     return Cost(shared / case.batch_size + 4 * (h.n_embd + past), operations)
 
 
+def training_operations(hparams: HParams, batch_size: int, window: int) -> float:
+    """Of an update: the forward pass with all logits, and twice as many for the gradients."""
+    layers, logits = _matrix_weights(hparams)
+    attention = 2 * hparams.n_layer * hparams.n_embd * window * (window + 1)
+    return 3 * batch_size * (2 * (layers + logits) * window + attention)
+
+
 def prompt_operations(hparams: HParams, case: Case) -> float:
     """Of the prompts of a batch: every token through the layers, the last one's logits."""
     layers, logits = _matrix_weights(hparams)

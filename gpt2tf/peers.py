@@ -200,6 +200,30 @@ def transformers(converted: Converted, dtype: str, prompts: Prompts, top_k: int,
     return sample
 
 
+def transformers_update(hparams: HParams, weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> Callable[[], float]:
+    """A call that updates the weights as `trainer.Trainer` does by default, on windows of [batch, window + 1]."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count())
+    model = hugging_face_model(hparams, weights).train()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4)
+    tokens = torch.tensor(tokens, dtype=torch.long)
+
+    def update():
+        optimizer.zero_grad()
+        logits = model(input_ids=tokens[:, :-1]).logits  # [batch, window, vocab]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return update
+
+
 def ctranslate2(converted: Converted, dtype: str, prompts: Prompts, top_k: int, device: str) -> Call:
     """dtype: what the library has on the device; the weights are written in it too."""
     import ctranslate2
