@@ -17,16 +17,17 @@ from gpt2tf.hparams import FORMER_NAMES, PUBLISHED
 
 PREFIX = "model.ckpt"
 VOCABULARY_FILES = ("encoder.json", "vocab.bpe")
+BUNDLED = os.path.join(os.path.dirname(__file__), "models")  # a small model of this project's own
 
 log = logging.getLogger(__name__)
 
 
-def find_model(model_name: str, models_dir: str | os.PathLike) -> str:
-    """The path of a model: a folder in models_dir, or any folder, checkpoint prefix or checkpoint file.
+def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str:
+    """The path of a model: a folder in models_dir, any folder, checkpoint prefix or checkpoint file, or a bundled model.
 
     Raises FileNotFoundError that lists the models that are there and says how to get a published one.
     """
-    for path in (os.path.join(models_dir, model_name), model_name):
+    for path in (os.path.join(models_dir, model_name), model_name, os.path.join(BUNDLED, model_name)):
         if model_name and (os.path.exists(path) or os.path.exists(path + ".index")):
             return path
     there = sorted(
@@ -39,6 +40,7 @@ def find_model(model_name: str, models_dir: str | os.PathLike) -> str:
     else:
         folder = shlex.quote(os.fspath(models_dir))
         remedy = f"to download {wanted}: gpt2tf download {wanted} --models_dir {folder}"
+        remedy += f"; here already, without a download: --model_name {' or '.join(sorted(_folders(BUNDLED)))}"
     raise FileNotFoundError(
         f"there is no model {model_name!r} in {models_dir} (there: {', '.join(there) or 'none'}); {remedy}"
     )
