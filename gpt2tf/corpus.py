@@ -24,12 +24,13 @@ from gpt2tf.console import naming
 
 CHUNK = 2**16  # characters read at a time, which is also about the size of a piece
 LONGEST_PIECE = 2**20  # characters; the encoder takes some 300 bytes of memory for each of a single word's
+OTHER_COLUMN = "name another text_column"
 LONGEST_FIELD = 2**31 - 1  # characters in a field of a csv file; as much as a C long takes everywhere
 HEAD = 2**13  # bytes in which a zero shows that a file is not text
 
-# The last place where text can be cut without changing a token. Encoder.pat matches from left to right and never
-# looks back, and a token with a letter, a digit or a sign in it ends where the run of its kind ends. Only after
-# an apostrophe it may be a contraction that begins there, and only white space looks ahead.
+# The last place where text can be cut without changing a token. Encoder.pat matches from left to right, looks back
+# at nothing and ahead only from white space, and its tokens end where a run of letters, of digits or of signs ends.
+# One place is doubtful: an apostrophe before a letter is either the last of some signs or starts a contraction.
 LAST_CUT = regex.compile(r"(?r)\p{L}(?=\P{L})|\p{N}(?=\P{N})|[^\s\p{L}\p{N}'](?=[\s\p{L}\p{N}])")
 BLANK = regex.compile(r"\s*")
 SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that was not UTF-8, or half of an escaped pair in JSON
@@ -69,7 +70,7 @@ def find_files(path: str | os.PathLike) -> list[str]:
     files = [file for file in there if os.path.isfile(file) and _is_text(file)]
     skipped = sorted(set(there).difference(files))
     if not files:
-        raise ValueError(f"{path} holds no text files ({len(skipped)} that are not text); name a folder that does")
+        raise ValueError(f"no file in {path} is text, of {len(there)}; name a folder of text, .jsonl or .csv files")
     if skipped:
         log.warning("%s: %d files that are not text are left out, %s the first", path, len(skipped), skipped[0])
     return files
@@ -91,7 +92,7 @@ def _is_text(path: str) -> bool:
 
 
 def read_documents(
-    files: list[str], text_column: str = "text", advance: Callable[[int], object] = int
+    files: list[str], text_column: str = "text", advance: Callable[[int], object] = lambda count: None
 ) -> Iterator[Iterator[str]]:
     """The documents of files that `find_files` found. advance: called with a number of bytes that were read."""
     replaced = collections.Counter()  # file: characters
@@ -185,9 +186,11 @@ def _read_jsonl(file: io.TextIOWrapper, path: str, text_column: str) -> Iterator
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}, is not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get(text_column), str):
-            there = ", ".join(map(repr, row)) if isinstance(row, dict) else f"a {type(row).__name__}"
-            raise ValueError(f"{path}, line {number}, has no text {text_column!r} (there: {there}); name the column")
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, is no object with a {text_column!r}, but {line.strip()[:40]!r}")
+        if not isinstance(row.get(text_column), str):
+            there = ", ".join(f"{name!r}: {type(value).__name__}" for name, value in row.items())[:200]
+            raise ValueError(f"{path}, line {number}, has no text {text_column!r} (there: {there}); {OTHER_COLUMN}")
         yield row[text_column].replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -197,8 +200,8 @@ def _read_csv(file: io.TextIOWrapper, path: str, text_column: str) -> Iterator[s
         rows = csv.reader(file, strict=True)
         header = next(rows, [])
         if text_column not in header:
-            there = ", ".join(repr(name[:40]) for name in header[:20]) or "nothing"
-            raise ValueError(f"{path} has no column {text_column!r} (its first line: {there}); name the column")
+            there = ", ".join(repr(name[:40]) for name in header)[:200] or "empty"
+            raise ValueError(f"{path} has no column {text_column!r} (its first line: {there}); {OTHER_COLUMN}")
         column = header.index(text_column)
         for row in rows:
             if row and len(row) <= column:

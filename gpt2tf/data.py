@@ -101,7 +101,7 @@ def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.
         raise ValueError(f"validation is {validation}; it is a share of the corpus, at least 0 and below 1")
     count = int(len(tokens) * validation)
     if validation and (count < 2 or len(tokens) - count < window + 1):
-        log.warning("the corpus of %d tokens is too short to keep some for validation", len(tokens))
+        log.warning("the corpus of %d tokens is too short to keep some for validation; all are trained on", len(tokens))
         count = 0
     return tokens[: len(tokens) - count], tokens[len(tokens) - count :]
 
@@ -110,9 +110,9 @@ def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.
 class Windows:
     """Which tokens each step of the training sees: a function of (seed, step) alone.
 
-    An epoch lays a grid of windows over the tokens, shifted by a random phase, and visits the windows in a
-    random order; so it sees each token as a target once, but for some at the two ends, and no two epochs cut the text
-    at the same places. Batches are filled across the ends of epochs.
+    An epoch lays a grid of windows over the tokens, shifted by a random phase, and visits them in a random order.
+    It has each token as a target once, but for less than two windows of them at the ends of the corpus, and each
+    epoch cuts the text at other places. Batches are filled across the ends of epochs.
 
     tokens: ids of shape [tokens]. window: targets in a window; if there are fewer than window + 1 tokens, it
     becomes all of them but one, with a note. Raises ValueError for fewer than two tokens.
@@ -129,7 +129,7 @@ class Windows:
         if size < 2:
             raise ValueError(f"the corpus has {size} tokens, and training needs at least 2; add text")
         if size < self.window + 1:
-            log.warning("the corpus of %d tokens is shorter than a window of %d + 1", size, self.window)
+            log.warning("the corpus has %d tokens, the window is now %d and not %d", size, size - 1, self.window)
             object.__setattr__(self, "window", size - 1)
 
     @property
@@ -182,7 +182,7 @@ def _epoch_size(size: int, window: int) -> int:
 @functools.lru_cache(maxsize=2)  # the current epoch's, and the next one's where a batch goes across
 def _starts(size: int, window: int, seed: int, epoch: int) -> np.ndarray:
     """Where the windows of an epoch start, in the order of the visit: int64 of shape [windows]."""
-    rng = np.random.default_rng([seed % 2**64, epoch])  # it takes no negative seed
+    rng = np.random.default_rng([int(seed) % 2**64, epoch])  # it takes no negative seed
     count = _epoch_size(size, window)
     phase = rng.integers(size - count * window)  # the largest is the last that leaves room for all, and one token
     return phase + window * rng.permutation(count)
@@ -240,9 +240,10 @@ def _read_npz(path: str, n_vocab: int) -> np.ndarray:
             with archive.open(name) as file:
                 _read_header(file, path)
                 while count:
-                    block = np.frombuffer(file.read(min(count, BLOCK) * dtype.itemsize), dtype)
-                    if not block.size:
+                    raw = file.read(min(count, BLOCK) * dtype.itemsize)
+                    if len(raw) < min(count, BLOCK) * dtype.itemsize:
                         raise EOFError(f"{name} is cut short")
+                    block = np.frombuffer(raw, dtype)
                     _check_ids(block, end, n_vocab, path)
                     tokens[end : end + block.size] = block
                     end += block.size
