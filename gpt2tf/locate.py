@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str:
-    """The path of a model: a folder in models_dir, any folder, checkpoint prefix or checkpoint file, or a bundled model.
+    """The path of a model: a folder in models_dir, any folder, prefix or file of a checkpoint, or a bundled model.
 
     Raises FileNotFoundError that lists the models that are there and says how to get a published one.
     """
