@@ -18,6 +18,7 @@ import tensorflow as tf
 from gpt2tf import model
 from gpt2tf.dropout import Rates, dropout, keys_at, row_keys
 from gpt2tf.hparams import HParams
+from gpt2tf.model import cross_entropy
 
 WPE_STDDEV = 0.01  # openai/gpt-2 src/model.py:153
 WTE_STDDEV = W_STDDEV = 0.02  # openai/gpt-2 src/model.py:155 and :50; no 1/sqrt(n_layer) anywhere
@@ -38,6 +39,9 @@ def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
         seed = zlib.crc32(f"{seed} {path}".encode())
     return keras.random.normal(shape, seed=seed, stddev={"wpe": WPE_STDDEV, "wte": WTE_STDDEV}.get(leaf, W_STDDEV))
 
+
+# So that a model compiled with it can be saved and loaded; `gpt2tf.model` knows no Keras.
+keras.saving.register_keras_serializable("gpt2tf")(cross_entropy)
 
 InitialValue = Callable[[str, tuple[int, ...]], tf.Tensor]
 
@@ -211,8 +215,8 @@ class GPT2(keras.Model):
 
     @classmethod
     def from_config(cls, config):
-        sizes, rates = HParams(**config.pop("hparams")), Rates(**config.pop("dropout"))
-        return cls(sizes, dropout=rates, **config)
+        sizes, rates = HParams(**config["hparams"]), Rates(**config["dropout"])
+        return cls(**config | {"hparams": sizes, "dropout": rates})
 
     def call(self, tokens, past=None, training=False, keys=None):
         """The original's `model`: logits for every position, and the keys and values to go on from.

@@ -40,8 +40,8 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
 class Trainer:
     """A model with its optimizer, and the programs that train and judge it.
 
-    To be made under `strategy.scope()`, as the model is. Raises ValueError for settings that leave nothing to train
-    or that the devices cannot share.
+    To be made under `strategy.scope()`, as the model is. Raises ValueError for settings that leave nothing to train,
+    that the devices cannot share, or that do not fit the model.
     """
 
     def __init__(self, model: GPT2, settings: Settings, strategy: tf.distribute.Strategy):
@@ -51,6 +51,8 @@ class Trainer:
         self.replicas = strategy.num_replicas_in_sync
         if settings.batch_size % self.replicas:
             raise ValueError(f"batch_size is {settings.batch_size}, which {self.replicas} devices cannot share evenly")
+        if (settings.window or 0) > model.hparams.n_ctx:
+            raise ValueError(f"window is {settings.window}; the model's n_ctx is {model.hparams.n_ctx}")
         frozen = parse_freeze(settings.freeze)
         self.variables = [v for v in model.trainable_variables if not frozen(v.path)]
         if not self.variables:

@@ -59,6 +59,16 @@ def r124m_folder(tmp_path_factory):
 
 
 @pytest.fixture
+def eagerly():
+    """What would be compiled runs op by op: a small model's step takes milliseconds, its program seconds to make."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture
 def stdin(monkeypatch):
     """Sets the bytes that stdin holds; until then reading it fails the test."""
 
