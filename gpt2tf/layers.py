@@ -254,8 +254,8 @@ class GPT2(keras.Model):
         flat = tf.matmul(tf.reshape(h, [-1, features]), self.wte, transpose_b=True)  # [batch * seq, vocab]
         return tf.reshape(flat, [batch, seq, self.hparams.n_vocab])  # [batch, seq, vocab]
 
-    def compute_loss(self, x=None, y=None, y_pred=None, **others):
-        return super().compute_loss(x, y, y_pred["logits"], **others)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred["logits"], sample_weight, training)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return super().compute_metrics(x, y, y_pred["logits"], sample_weight)

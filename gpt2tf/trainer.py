@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from gpt2tf.adafactor import Adafactor
 from gpt2tf.dropout import row_keys
 from gpt2tf.layers import GPT2
 from gpt2tf.model import cross_entropy
@@ -27,7 +28,7 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
         warmup_steps=settings.warmup,
     )
     if settings.optimizer == "adafactor":
-        optimizer = keras.optimizers.Adafactor(schedule, relative_step=False, weight_decay=settings.weight_decay)
+        optimizer = Adafactor(schedule, weight_decay=settings.weight_decay)
     else:
         optimizer = keras.optimizers.AdamW(
             schedule, beta_1=settings.beta_1, beta_2=settings.beta_2, weight_decay=settings.weight_decay

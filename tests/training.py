@@ -1,7 +1,5 @@
 """What the tests of training share: a small model, a corpus of numbers, and trainers that start alike."""
 
-import dataclasses
-
 import numpy as np
 import tensorflow as tf
 
@@ -32,7 +30,7 @@ def reset(trainer, **settings):
     for variable in trainer.model.variables:
         variable.assign(initial_value(variable.path, variable.shape))
     trainer.restore([np.zeros(v.shape, v.dtype) for v in trainer.optimizer.variables])
-    trainer.settings = dataclasses.replace(trainer.settings, **DEFAULTS | settings)
+    trainer.settings = Settings(**DEFAULTS | settings)
     return trainer
 
 
@@ -41,7 +39,7 @@ def values(model):
 
 
 def batch(rows=2, seed=0, hparams=SMALL, window=8):
-    return np.random.default_rng(seed).integers(0, hparams.n_vocab, [rows, window + 1])
+    return np.random.default_rng(seed).integers(0, hparams.n_vocab, [rows, window + 1], np.int32)
 
 
 def corpus(size=200):
