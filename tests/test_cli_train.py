@@ -141,7 +141,7 @@ def test_only_train_transformer_layers_freezes_the_embeddings(gpt2tf, place):
 
 
 def test_resume_goes_on_with_the_settings_of_the_run(gpt2tf, train, place, refused):
-    assert train("--dropout=0.3", name="whole", *["--steps=6"])[0] == 0
+    assert train("--dropout=0.3", "--steps=6", name="whole")[0] == 0
     assert train("--dropout=0.3", "--steps=6", "--save_every=1", "--evaluate_every=1", name="parts")[0] == 0
     code, out, err = gpt2tf("train", "--resume", name="parts")
     assert code == 1 and "has had its 6 updates; give more --steps" in err.splitlines()[-1]

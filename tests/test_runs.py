@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import threading
@@ -187,11 +188,12 @@ def damaged(raw):
     yield "without its end", raw[:-1]
     yield "text", b"hello\n"
     yield "zeros", bytes(len(raw))
-    yield (
-        "an array",
-        b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }".ljust(127) + b"\n\0\0\0\0",
-    )
-    yield "a flipped bit in the record", raw.replace(b"best_step", b"best_stap", 1) if b"best_step" in raw else raw[:99]
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    yield "one array", array.getvalue()
+    letters = [word.encode("utf-32-le") for word in ("best_step", "best_stap")]
+    assert letters[0] in raw
+    yield "another letter in the record", raw.replace(*letters)
     middle = len(raw) // 2
     yield "a flipped byte", raw[:middle] + bytes([raw[middle] ^ 255]) + raw[middle + 1 :]
 

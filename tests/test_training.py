@@ -257,8 +257,11 @@ def test_validation_loss_is_the_mean_over_tokens_without_dropout():
     assert_same(values(trainer.model), values(make_trainer().model))
 
 
-@pytest.mark.parametrize("bad", ["steps=0", "clip=-1", "beta_2=1", "dropout=1", "window=0", "final_rate=nan",
-                                 "learning_rate=0", "optimizer=sgd", "dtype=int8", "seed=-1", "early_stop=-1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    "steps=0 clip=-1 beta_2=1 dropout=1 window=0 final_rate=nan learning_rate=0 early_stop=-1 seed=-1 optimizer=sgd "
+    "dtype=int8".split(),
+)
 def test_settings_out_of_range_are_refused(bad):
     name, value = bad.split("=")
     value = value if name in ("optimizer", "dtype") else float(value)
