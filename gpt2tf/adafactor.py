@@ -26,10 +26,10 @@ class Adafactor(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.moments = {}
+        self.moments = []
         for v in variables:
             shapes = [v.shape] if len(v.shape) < 2 else [v.shape[:-1], (*v.shape[:-2], v.shape[-1])]
-            self.moments[v.path] = [self.add_variable(shape=shape, name=v.name) for shape in shapes]
+            self.moments += [[self.add_variable(shape=shape, name=v.name) for shape in shapes]]
 
     def update_step(self, gradient, variable, learning_rate):
         beta = 1 - ops.power(ops.cast(self.iterations + 1, "float32"), DECAY)
@@ -39,7 +39,7 @@ class Adafactor(keras.optimizers.Optimizer):
             self.assign(moment, beta * moment + (1 - beta) * new)
             return ops.convert_to_tensor(moment)
 
-        moments = self.moments[variable.path]
+        moments = self.moments[self._get_variable_index(variable)]
         if len(moments) == 1:
             second = mean(moments[0], square)
         else:

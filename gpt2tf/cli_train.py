@@ -137,7 +137,7 @@ def run(args) -> None:
 def _source(args, folder: Path) -> HParams | str:
     """What to start from: sizes, or the prefix of a checkpoint."""
     if args.resume:
-        if not any(folder.glob("*.index")):
+        if not any(folder.glob("model-*.index")):
             raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
         prefix = find_prefix(folder)
     elif args.model_name is not None:

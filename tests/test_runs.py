@@ -111,7 +111,7 @@ def test_killed_at_any_instant(compiled_trainer, finished, monkeypatch, tmp_path
             weights = Weights(find_prefix(killed))
             assert all(np.isfinite(weights[name]).all() for name in weights)  # each read verifies a checksum
             assert runs.read_saved(killed).progress["step"] == step
-        if step != 6 and (step is None or not settings):
+        if step != 6 and number % 4 == 0:  # each takes a third of a second
             resume(compiled_trainer, killed, **settings)
             assert_same(values(compiled_trainer.model), expected)
             left = set(os.listdir(killed)) - OF_A_MODEL
