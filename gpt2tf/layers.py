@@ -177,8 +177,8 @@ class GPT2(keras.Model):
     released ones; `save_checkpoint` puts them beside the weights.
 
     To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
-    `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is opened by
-    `keras.models.load_model`, which finds the class once `gpt2tf.GPT2` has been named or imported.
+    `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
+    opened by `keras.models.load_model`, which finds the class once `gpt2tf.GPT2` has been named or imported.
     """
 
     def __init__(

@@ -139,9 +139,7 @@ def test_adafactor_updates_as_kerass_does():
         assert own.update(step, batch(seed=step)) == pytest.approx(keras_.update(step, batch(seed=step)), rel=1e-4)
     before, expected, found = (values(trainer.model) for trainer in (make_trainer(), keras_, own))
     for name, value in found.items():
-        if name.endswith(
-            "c_attn/b"
-        ):  # the keys' bias changes nothing, so its gradient is rounding, scaled up to a step
+        if name.endswith("c_attn/b"):  # the keys' changes nothing: its gradient is rounding, scaled up
             continue
         moved = np.abs(expected[name] - before[name]).max()
         assert np.abs(value - expected[name]).max() <= UPDATE * moved, name
