@@ -61,13 +61,13 @@ def r124m_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def compiled_trainer(tmp_path_factory):
     """A trainer whose programs XLA compiles once for all; `training.reset` makes it as new."""
-    from training import SMALL, make_trainer
+    from training import ONE_LAYER, make_trainer
 
     import encoder
 
-    trainer = make_trainer()
+    trainer = make_trainer(ONE_LAYER)
     trainer.model.vocabulary = str(tmp_path_factory.mktemp("vocabulary"))  # to be copied, which is quicker than made
-    encoder.write_vocabulary(trainer.model.vocabulary, SMALL.n_vocab)
+    encoder.write_vocabulary(trainer.model.vocabulary, ONE_LAYER.n_vocab)
     return trainer
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tolerances import TINY_FLOAT32, relative
-from training import SMALL, assert_same, batch, initial_value, values
+from training import ONE_LAYER, assert_same, batch, initial_value, values
 
 import gpt2tf
 from gpt2tf import GPT2
@@ -18,14 +18,14 @@ X, Y = TOKENS[:, :-1], TOKENS[:, 1:]
 
 
 def assert_variables_are_the_checkpoints(model):
-    assert {v.path: tuple(v.shape) for v in model.variables} == variable_shapes(SMALL)
+    assert {v.path: tuple(v.shape) for v in model.variables} == variable_shapes(ONE_LAYER)
 
 
 def compiled(seed=1, loss=cross_entropy, **options):
     keras.utils.set_random_seed(seed)
-    model = GPT2(SMALL, dropout=options.pop("dropout", 0.1))
+    model = GPT2(ONE_LAYER, dropout=options.pop("dropout", 0.1))
     options = {"run_eagerly": True} | options
-    model.compile(keras.optimizers.AdamW(1e-2), loss=loss, metrics=["accuracy"], **options)
+    model.compile(keras.optimizers.AdamW(2e-2), loss=loss, metrics=["accuracy"], **options)
     return model
 
 
@@ -44,7 +44,7 @@ def test_fit_learns_under_xla(fitted):
     model, history, seen = fitted
     assert history["loss"][0] == pytest.approx(np.log(300), rel=0.2)  # an untrained model knows nothing
     assert history["val_loss"][-1] < history["loss"][0] / 2
-    assert history["val_accuracy"][-1] > 0.5 > history["accuracy"][0]
+    assert history["val_accuracy"][-1] > 2 * history["accuracy"][0]
     assert seen == list(enumerate(history["loss"]))  # callbacks
     assert_variables_are_the_checkpoints(model)
 
@@ -58,13 +58,13 @@ def test_evaluate_and_predict(fitted):
     assert accuracy == pytest.approx(np.mean(np.argmax(logits, -1) == Y[:8]))
     predicted = model.predict(X[:8], batch_size=8, verbose=0)
     assert relative(predicted["logits"], logits) <= TINY_FLOAT32
-    assert predicted["present"].shape == (8, 2, 2, 2, 9, 8)
+    assert predicted["present"].shape == (8, 1, 2, 2, 9, 8)
 
 
 def test_summary_counts_the_parameters(fitted):
     lines = []
     fitted[0].summary(print_fn=lambda line, **_: lines.append(line))
-    size = sum(np.prod(shape) for shape in variable_shapes(SMALL).values())
+    size = sum(np.prod(shape) for shape in variable_shapes(ONE_LAYER).values())
     assert f"Trainable params: {size:,}" in "\n".join(lines)
 
 
@@ -84,14 +84,14 @@ def test_save_and_load(fitted, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_config_goes_round(tmp_path, dtype):
     rates = Rates(0.1, 0.0, 0.3)
-    model = GPT2(SMALL, dropout=rates, recompute=True, dtype=dtype, initial_value=initial_value)
+    model = GPT2(ONE_LAYER, dropout=rates, recompute=True, dtype=dtype, initial_value=initial_value)
     model.save(tmp_path / "model.keras")
     config = model.get_config()
     copies = [keras.models.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)]
     copies += [GPT2.from_config(config), GPT2.from_config(config)]  # which leaves the config as it is
     for copy in copies:
-        assert (copy.hparams, copy.dropout, copy.recompute) == (SMALL, rates, True)
-        assert copy.dtype_policy.name == copy.blocks[1].mlp.c_fc.dtype_policy.name == dtype
+        assert (copy.hparams, copy.dropout, copy.recompute) == (ONE_LAYER, rates, True)
+        assert copy.dtype_policy.name == copy.blocks[0].mlp.c_fc.dtype_policy.name == dtype
         assert copy.get_config() == config
         assert_variables_are_the_checkpoints(copy)
     assert_same(values(copies[0]), values(model))
@@ -101,8 +101,8 @@ def test_config_goes_round(tmp_path, dtype):
 def test_fit_is_the_same_again_after_set_random_seed():
     def losses(seed):
         model = compiled(seed, dropout=0.3)
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(16, seed=1).batch(8)
-        return model.fit(data, epochs=2, verbose=0).history["loss"], values(model)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+        return model.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"], values(model)
 
     first, again, other = losses(1), losses(1), losses(2)
     assert first[0] == again[0] != other[0]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from test_runs import resume
 from tolerances import CURVE
-from training import assert_same, batch, corpus, make_trainer, reset, values
+from training import ONE_LAYER, assert_same, batch, corpus, make_trainer, reset, values
 
 from gpt2tf import runs, train
 from gpt2tf.data import Windows, fixed_windows, split
@@ -62,7 +62,7 @@ def test_stopped_and_resumed_is_not_stopped(make_run, compiled_trainer, tmp_path
 
 
 def test_programs_of_xla_equal_op_by_op(compiled_trainer, eagerly):
-    eager = make_trainer()
+    eager = make_trainer(ONE_LAYER)
     expected = [eager.update(step, batch(seed=step)) for step in range(3)]
     tf.config.run_functions_eagerly(False)
     reset(compiled_trainer)

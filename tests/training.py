@@ -8,6 +8,7 @@ from gpt2tf.settings import Settings
 from gpt2tf.trainer import Trainer
 
 SMALL = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=2)
+ONE_LAYER = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=1)  # for programs that XLA compiles
 DEFAULTS = {"steps": 12, "batch_size": 2, "window": 8, "learning_rate": 1e-2, "seed": 3}
 
 
