@@ -120,11 +120,11 @@ def test_the_same_seed_trains_the_same_model(train, place):
 
 
 def test_finetuning_lowers_the_validation_loss(gpt2tf, place, sample):
-    flags = ["--model_name", GOLDEN / "tiny-a", "--window=32", "--batch_size=2", "--steps=12", "--evaluate_every=4"]
+    flags = ["--model_name", GOLDEN / "tiny-a", "--window=32", "--batch_size=2", "--steps=8", "--evaluate_every=4"]
     code, out, err = gpt2tf("finetune", *flags, "--learning_rate=3e-3", "--validation=0.2", name="cats")
     losses = [float(loss) for loss in re.findall(r"validation (\S+)", out)]
-    assert code == 0 and len(losses) == 3
-    assert losses[0] > losses[1] > losses[2] and losses[0] > losses[2] + 1
+    assert code == 0 and len(losses) == 2
+    assert losses[0] > losses[1] + 0.5 and losses[1] < 6
     for file in ("encoder.json", "vocab.bpe"):
         assert (place / "cats" / file).read_bytes() == (GOLDEN / "tiny-a" / file).read_bytes()
     code, out, _ = sample("--model_name=cats", "--models_dir", place, "--length=3", "--seed=1", "--prompt=the cat")
