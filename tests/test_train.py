@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from test_runs import resume
-from tolerances import CURVE
+from tolerances import CURVE, UPDATE
 from training import ONE_LAYER, assert_same, batch, corpus, make_trainer, reset, values
 
 from gpt2tf import runs, train
@@ -69,6 +69,16 @@ def test_programs_of_xla_equal_op_by_op(compiled_trainer, eagerly):
     for step, (loss, norm) in enumerate(expected):
         assert compiled_trainer.update(step, batch(seed=step)) == pytest.approx((loss, norm), rel=10 * CURVE)
     assert compiled_trainer.loss([batch(2)]) == pytest.approx(eager.loss([batch(2)]), rel=CURVE)
+
+
+def test_recompute_under_xla_changes_nothing_but_rounding(compiled_trainer):
+    """XLA may neither drop the second computation's gradients nor take other masks for it."""
+    recomputing = make_trainer(ONE_LAYER, recompute=True)
+    expected = reset(compiled_trainer).update(0, batch())
+    assert recomputing.update(0, batch()) == pytest.approx(expected, rel=10 * CURVE)
+    found = values(recomputing.model)
+    for name, value in values(compiled_trainer.model).items():
+        assert np.abs(found[name] - value).max() <= UPDATE * compiled_trainer.settings.learning_rate, name
 
 
 def test_reports(make_run, compiled_trainer):
