@@ -30,6 +30,7 @@ from gpt2tf.layers import GPT2
 from gpt2tf.locate import PREFIX, VOCABULARY_FILES, data_files, find_prefix
 
 CHECKPOINT_STATE = 'model_checkpoint_path: "{0}"\nall_model_checkpoint_paths: "{0}"\n'
+SCRATCH = ".saving-"  # starts the name of the folder in which a model is written before it takes its place
 DOWNLOAD_AGAIN = "it is damaged or not fully downloaded; get the file again"
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = N
     if os.path.exists(folder) and not exists:
         raise NotADirectoryError(f"{folder} is a file; a model is saved to a folder")
     there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=there) as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=there) as scratch:
         complete = os.path.join(scratch, "model")
         os.mkdir(complete)
         _write_files(model, complete, PREFIX if step is None else f"model-{step}")

@@ -286,22 +286,24 @@ def interruptible(function, *args, interrupted=None, **kwargs):
     instead, for a function that is to come to its end by itself.
     """
     outcome = {}
+    done = threading.Event()  # to be waited for again after Ctrl-C, when Thread.join would return at once
 
     def call():
         try:
             outcome["result"] = function(*args, **kwargs)
         except BaseException as error:
             outcome["error"] = error
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
+    threading.Thread(target=call, daemon=True).start()
     try:
-        thread.join()
+        done.wait()
     except KeyboardInterrupt:
         if interrupted is None:
             raise
         interrupted()
-        thread.join()
+        done.wait()
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]

@@ -22,6 +22,7 @@ from tqdm import tqdm
 import encoder
 from gpt2tf import costs, data, flags
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
+from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
 from gpt2tf.settings import EMBEDDINGS, Settings
@@ -115,6 +116,7 @@ def run(args) -> None:
     source = _source(args, folder)
     if (folder / "checkpoint").exists() and not args.resume:
         raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
+    os.stat(args.data)  # raises for data that is not there, before there is a new folder
     folder.mkdir(parents=True, exist_ok=True)
     enc = _vocabulary(source, folder)
     tokens, corpus = _tokens(args, enc, folder)
@@ -135,9 +137,9 @@ def run(args) -> None:
 def _source(args, folder: Path) -> HParams | str:
     """What to start from: sizes, or the prefix of a checkpoint."""
     if args.resume:
-        prefix = find_prefix(folder) if folder.is_dir() else None
-        if prefix is None:
+        if not any(folder.glob("model-*.index")):
             raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
+        prefix = find_prefix(folder)
     elif args.model_name is not None:
         prefix = find_prefix(find_model(args.model_name, args.models_dir))
     elif args.hparams is None:
@@ -161,7 +163,9 @@ def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
 
 def _tokens(args, enc: encoder.Encoder, folder: Path):
     """The corpus as [tokens] ids, and what tells it from another. Text is encoded once, to a file in the folder."""
-    n_vocab = len(enc.encoder)
+    n_vocab, corpus = len(enc.encoder), {}
+    if not data.is_encoded(args.data):  # so that a text that changed is noticed without encoding it again
+        corpus["bytes"] = sum(os.path.getsize(file) for file in find_files(args.data))
     if data.is_encoded(args.data):
         tokens = data.open_tokens(args.data, n_vocab)
     elif args.resume and (folder / TOKENS).exists():
@@ -173,7 +177,7 @@ def _tokens(args, enc: encoder.Encoder, folder: Path):
     crc = 0
     for start in range(0, len(tokens), 2**24):
         crc = zlib.crc32(tokens[start : start + 2**24].tobytes(), crc)
-    return tokens, {"tokens": len(tokens), "crc32": crc}
+    return tokens, corpus | {"tokens": len(tokens), "crc32": crc}
 
 
 def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
@@ -186,7 +190,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
     saved = None
     if args.resume:
         saved = runs.read_saved(folder)
-        if saved.corpus != corpus:
+        if any(saved.corpus.get(name, value) != value for name, value in corpus.items()):
             raise ValueError(f"{args.data} is not what {folder} was trained on; resume with that, or start a new run")
         settings = dataclasses.replace(saved.settings, **given)
         if saved.progress["step"] >= settings.steps:
@@ -234,7 +238,7 @@ def _trainer(source, settings, strategy):
 
 def _train(training, stopping, enc) -> None:
     """Train, and print what comes of it."""
-    settings, losses = training.settings, []
+    settings, losses, show = training.settings, [], _Lines().show
     with tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=None) as bar:
         for report in training.reports(stopping):
             losses.append(report.loss)
@@ -246,13 +250,28 @@ def _train(training, stopping, enc) -> None:
                 if report.validation is not None:
                     line += f"  validation {report.validation:.4f}"
                 line += f"  {report.tokens_per_s:,.0f} tokens/s  {tqdm.format_interval(report.seconds_left)} left"
-                _print(line)
+                show(line)
                 losses = []
             if report.sample is not None:
-                _print("=" * 40 + f" SAMPLE AT STEP {report.step} " + "=" * 40)
-                _print(enc.decode(report.sample))
+                show("=" * 40 + f" SAMPLE AT STEP {report.step} " + "=" * 40)
+                show(enc.decode(report.sample))
 
 
-def _print(line: str) -> None:
-    tqdm.write(line, file=sys.stdout)
-    sys.stdout.flush()
+class _Lines:
+    """Lines to stdout, while it takes them. What a run is for is its folder, so it goes on without them."""
+
+    def __init__(self):
+        self.lost = False
+
+    def show(self, line: str) -> None:
+        if self.lost:
+            return
+        try:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+        except OSError as error:  # a closed pipe, a full disk
+            self.lost = True
+            log.warning("stdout: %s; training goes on without it", error.strerror or error)
+            if sys.stdout.writable():
+                with open(os.devnull, "w") as null:  # for what is still in its buffer
+                    os.dup2(null.fileno(), sys.stdout.fileno())

@@ -46,8 +46,9 @@ def dropout(x, rate: float, keys):
         return x
     size = math.prod(x.shape[1:]) if None not in x.shape[1:] else tf.reduce_prod(tf.shape(x)[1:])
     numbers = _hash(_hash(tf.range(size, dtype=tf.int32)) ^ keys[:, None])  # [batch, size]
-    keep = tf.reshape(numbers >= tf.constant(round(rate * 2**32), tf.uint32), tf.shape(x))
-    return tf.where(keep, x / tf.cast(1 - rate, x.dtype), tf.zeros_like(x))
+    keep = tf.reshape(numbers >= tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32), tf.shape(x))
+    scaled = tf.cast(tf.cast(x, tf.float32) / (1 - rate), x.dtype)  # bfloat16 has no 0.9, and would shift the mean
+    return tf.where(keep, scaled, tf.zeros_like(x))
 
 
 def _hash(x):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from gpt2tf import model
 from gpt2tf.dropout import Rates, dropout, keys_at, row_keys
 from gpt2tf.hparams import HParams
+from gpt2tf.model import cross_entropy
 
 WPE_STDDEV = 0.01  # openai/gpt-2 src/model.py:153
 WTE_STDDEV = W_STDDEV = 0.02  # openai/gpt-2 src/model.py:155 and :50; no 1/sqrt(n_layer) anywhere
@@ -38,6 +39,9 @@ def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
         seed = zlib.crc32(f"{seed} {path}".encode())
     return keras.random.normal(shape, seed=seed, stddev={"wpe": WPE_STDDEV, "wte": WTE_STDDEV}.get(leaf, W_STDDEV))
 
+
+# So that a model compiled with it can be saved and loaded; `gpt2tf.model` knows no Keras.
+keras.saving.register_keras_serializable("gpt2tf")(cross_entropy)
 
 InitialValue = Callable[[str, tuple[int, ...]], tf.Tensor]
 
@@ -173,7 +177,8 @@ class GPT2(keras.Model):
     released ones; `save_checkpoint` puts them beside the weights.
 
     To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
-    `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits.
+    `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
+    opened by `keras.models.load_model`, which finds the class once `gpt2tf.GPT2` has been named or imported.
     """
 
     def __init__(
@@ -211,8 +216,8 @@ class GPT2(keras.Model):
 
     @classmethod
     def from_config(cls, config):
-        sizes, rates = HParams(**config.pop("hparams")), Rates(**config.pop("dropout"))
-        return cls(sizes, dropout=rates, **config)
+        sizes, rates = HParams(**config["hparams"]), Rates(**config["dropout"])
+        return cls(**config | {"hparams": sizes, "dropout": rates})
 
     def call(self, tokens, past=None, training=False, keys=None):
         """The original's `model`: logits for every position, and the keys and values to go on from.
@@ -250,8 +255,8 @@ class GPT2(keras.Model):
         flat = tf.matmul(tf.reshape(h, [-1, features]), self.wte, transpose_b=True)  # [batch * seq, vocab]
         return tf.reshape(flat, [batch, seq, self.hparams.n_vocab])  # [batch, seq, vocab]
 
-    def compute_loss(self, x=None, y=None, y_pred=None, **others):
-        return super().compute_loss(x, y, y_pred["logits"], **others)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred["logits"], sample_weight, training)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return super().compute_metrics(x, y, y_pred["logits"], sample_weight)

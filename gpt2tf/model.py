@@ -122,9 +122,9 @@ def block(x, ln_1, attn, ln_2, mlp):
 def cross_entropy(targets, logits):
     """How unlikely each target was, in nats; as a Keras loss it is averaged over all of them.
 
-    targets: [batch, seq] ids; logits: [batch, seq, vocab] -> [batch, seq] float32
+    targets: [batch, seq] ids, of which Keras makes floats; logits: [batch, seq, vocab] -> [batch, seq] float32
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, tf.cast(logits, tf.float32))
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(targets, tf.int32), tf.cast(logits, tf.float32))
 
 
 def positions_for(tokens, past_length):

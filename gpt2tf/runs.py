@@ -13,13 +13,16 @@ import dataclasses
 import json
 import os
 import re
+import shutil
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpt2tf.checkpoint import save_checkpoint, write_state
+from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
 from gpt2tf.settings import Settings
@@ -44,6 +47,7 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_others(folder, {saved_step(folder), step, keep})  # what a save that was cut short left takes room
     record = {field: getattr(saved, field) for field in ("corpus", "progress")}
     record["settings"] = dataclasses.asdict(saved.settings)
     path = folder / f"training-{step}.npz"
@@ -70,10 +74,15 @@ def settle(folder: str | os.PathLike, step: int) -> None:
 
 
 def _remove_others(folder, steps) -> None:
+    """Remove the saves of other steps, and what is half written: nobody else writes to the folder of a run."""
     for name in os.listdir(folder):
         save = re.fullmatch(r"(?:model|training)-(\d+)\.(?:npz|index|data-\d+-of-\d+)", name)
         if save and int(save[1]) not in steps:
             os.remove(os.path.join(folder, name))
+        elif re.fullmatch(r"training-\d+\.npz\.\d+\.part", name):
+            os.remove(os.path.join(folder, name))
+        elif name.startswith(SCRATCH):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def saved_step(folder: str | os.PathLike) -> int | None:
@@ -100,5 +109,5 @@ def read_saved(folder: str | os.PathLike) -> Saved:
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "
             f"this model with --model_name {folder} and another --run_name"
         ) from None
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run from this model with --model_name") from None

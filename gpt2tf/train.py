@@ -74,6 +74,8 @@ class Run:
         rows = self.settings.batch_size * self.settings.accumulate
         self.windows = Windows(train, window, rows, self.settings.seed)
         self.step, self.best, self.best_step = 0, math.inf, 0
+        if self.settings.early_stop and len(self.held) < 2:
+            raise ValueError("early_stop looks at the validation loss, and the corpus is too short to have one")
         if saved:
             self.step, self.best, self.best_step = (saved.progress[name] for name in ("step", "best", "best_step"))
             trainer.restore(saved.state)
@@ -93,6 +95,7 @@ class Run:
         settings, seconds, first = self.settings, 0.0, self.step
         logs = tf.summary.create_file_writer(os.path.join(self.folder, "logs")) if self.chief else None
         for tokens in self._batches():
+            rate = float(self.trainer.optimizer.learning_rate)
             start = time.perf_counter()
             loss, norm = self.trainer.update(self.step, tokens.numpy())
             seconds += time.perf_counter() - start
@@ -107,17 +110,20 @@ class Run:
                 self.step,
                 loss,
                 norm,
-                float(self.trainer.optimizer.learning_rate),
+                rate,
                 tokens_per_s=done * tokens[:, 1:].numpy().size / seconds,
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
-            report = self._after_update(report, stopping.is_set())
+            stop = stopping.is_set()  # looked at once: who sets it later, while the report is read, gets an update more
+            report = self._after_update(report, stop)
             if logs:
                 self._log(logs, report)
             yield report
-            if stopping.is_set() or self._stops_early():
+            if stop or self._stops_early():
                 break
-        if settings.early_stop and self.chief and not stopping.is_set():
+        else:
+            stop = False
+        if settings.early_stop and self.chief and not stop:
             runs.settle(self.folder, self.best_step)
 
     def _batches(self):

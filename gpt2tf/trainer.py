@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from gpt2tf.adafactor import Adafactor
 from gpt2tf.dropout import row_keys
 from gpt2tf.layers import GPT2
 from gpt2tf.model import cross_entropy
@@ -27,7 +28,7 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
         warmup_steps=settings.warmup,
     )
     if settings.optimizer == "adafactor":
-        optimizer = keras.optimizers.Adafactor(schedule, relative_step=False, weight_decay=settings.weight_decay)
+        optimizer = Adafactor(schedule, weight_decay=settings.weight_decay)
     else:
         optimizer = keras.optimizers.AdamW(
             schedule, beta_1=settings.beta_1, beta_2=settings.beta_2, weight_decay=settings.weight_decay
@@ -40,8 +41,8 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
 class Trainer:
     """A model with its optimizer, and the programs that train and judge it.
 
-    To be made under `strategy.scope()`, as the model is. Raises ValueError for settings that leave nothing to train
-    or that the devices cannot share.
+    To be made under `strategy.scope()`, as the model is. Raises ValueError for settings that leave nothing to train,
+    that the devices cannot share, or that do not fit the model.
     """
 
     def __init__(self, model: GPT2, settings: Settings, strategy: tf.distribute.Strategy):
@@ -51,6 +52,8 @@ class Trainer:
         self.replicas = strategy.num_replicas_in_sync
         if settings.batch_size % self.replicas:
             raise ValueError(f"batch_size is {settings.batch_size}, which {self.replicas} devices cannot share evenly")
+        if (settings.window or 0) > model.hparams.n_ctx:
+            raise ValueError(f"window is {settings.window}; the model's n_ctx is {model.hparams.n_ctx}")
         frozen = parse_freeze(settings.freeze)
         self.variables = [v for v in model.trainable_variables if not frozen(v.path)]
         if not self.variables:

@@ -58,6 +58,29 @@ def r124m_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def compiled_trainer(tmp_path_factory):
+    """A trainer whose programs XLA compiles once for all; `training.reset` makes it as new."""
+    from training import ONE_LAYER, make_trainer
+
+    import encoder
+
+    trainer = make_trainer(ONE_LAYER)
+    trainer.model.vocabulary = str(tmp_path_factory.mktemp("vocabulary"))  # to be copied, which is quicker than made
+    encoder.write_vocabulary(trainer.model.vocabulary, ONE_LAYER.n_vocab)
+    return trainer
+
+
+@pytest.fixture
+def eagerly():
+    """What would be compiled runs op by op: a small model's step takes milliseconds, its program seconds to make."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
 @pytest.fixture
 def stdin(monkeypatch):
     """Sets the bytes that stdin holds; until then reading it fails the test."""

@@ -17,8 +17,8 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def forward(weights, n_head, tokens):
-    """weights: {name: float64 array}, tokens: [seq] -> logits [seq, vocab]"""
+def forward(weights, n_head, tokens, drop=lambda x, *place: x):
+    """weights: {name: float64 array}, tokens: [seq], drop: of training, `dropper` -> logits [seq, vocab]"""
     seq = len(tokens)
 
     def linear(x, name):
@@ -30,18 +30,51 @@ def forward(weights, n_head, tokens):
     def heads(x):
         return x.reshape(seq, n_head, -1).swapaxes(0, 1)  # [heads, seq, head_features]
 
-    h = weights["model/wte"][tokens] + weights["model/wpe"][:seq]
+    h = drop(weights["model/wte"][tokens] + weights["model/wpe"][:seq], "embd")
     n_layer = sum(name.endswith("/ln_1/g") for name in weights)
     for layer in range(n_layer):
         scope = f"model/h{layer}"
         q, k, v = map(heads, np.split(linear(layer_norm(h, f"{scope}/ln_1"), f"{scope}/attn/c_attn"), 3, axis=-1))
         scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
         scores[:, np.triu(np.ones([seq, seq], bool), 1)] = -np.inf
-        a = (softmax(scores) @ v).swapaxes(0, 1).reshape(seq, -1)
-        h = h + linear(a, f"{scope}/attn/c_proj")
+        a = (drop(softmax(scores), "attn", layer) @ v).swapaxes(0, 1).reshape(seq, -1)
+        h = h + drop(linear(a, f"{scope}/attn/c_proj"), "attn/c_proj", layer)
         m = gelu(linear(layer_norm(h, f"{scope}/ln_2"), f"{scope}/mlp/c_fc"))
-        h = h + linear(m, f"{scope}/mlp/c_proj")
+        h = h + drop(linear(m, f"{scope}/mlp/c_proj"), "mlp/c_proj", layer)
     return layer_norm(h, "model/ln_f") @ weights["model/wte"].T
+
+
+def loss(weights, n_head, rows, drops=()):
+    """rows: [batch, seq + 1] ids; drops: one of `dropper` for each -> the mean cross-entropy in nats"""
+    losses = []
+    for row, drop in zip(rows, drops or [lambda x, *place: x] * len(rows), strict=True):
+        logits = forward(weights, n_head, row[:-1], drop)
+        losses.append(-np.log(softmax(logits)[np.arange(len(row) - 1), row[1:]]))
+    return np.mean(losses)
+
+
+def lowbias32(x):
+    """Chris Wellons' hash of 32 bits, on any shape of integers."""
+    x = np.asarray(x, np.uint64) & 0xFFFFFFFF
+    x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & 0xFFFFFFFF
+    x = (x ^ x >> np.uint64(15)) * np.uint64(0x846CA68B) & 0xFFFFFFFF
+    return x ^ x >> np.uint64(16)
+
+
+def dropper(rates, seed, step, row):
+    """The dropout of one row of a step: a function of (x, place, layer). rates: {place: share}"""
+    key = lowbias32(row + lowbias32(step + lowbias32(seed)))
+
+    def drop(x, place, layer=None):
+        if place == "embd":
+            at = lowbias32(key + 1)
+        else:
+            number = ("attn", "attn/c_proj", "mlp/c_proj").index(place)
+            at = lowbias32(lowbias32(key + 2 + layer) + 1 + number)
+        numbers = lowbias32(lowbias32(np.arange(x.size)) ^ at).reshape(x.shape)
+        return np.where(numbers < rates[place] * 2**32, 0, x / (1 - rates[place]))
+
+    return drop
 
 
 def top_k_kept(logits, k):

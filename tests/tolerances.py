@@ -17,6 +17,17 @@ PACKED = {"bfloat16": 2e-2, "float16": 2e-3, "int8": 4e-2}
 # The mean over tokens of how far int8 moves a log-probability of r124m, in nats: 0.40 over 64 positions of one row and
 # 0.23 over 7 of eight. Its random weights of large scale spread rounding by far more than trained ones do.
 R124M_INT8_NLL = 0.6
+# A gradient along a direction, over the gradient's norm: float32 against central differences in float64, whose own
+# error is 1e-9. Values of order 1 through two layers, and sums over some ten positions.
+GRADIENT = 1e-5
+# The same update by another order of sums: Adam divides by the gradient's size, so that small gradients' rounding
+# shows; over the learning rate, which is the size of a step.
+UPDATE = 1e-2
+# Eight updates of tiny-a in float32 against float64: the losses and norms of an update, and the weights over how far
+# they moved. Rounding of 1e-6 in a gradient is as much of a step, and steps add up.
+CURVE, CURVE_WEIGHTS = 1e-5, 1e-3
+# bfloat16 keeps 8 bits: a loss of some 5.7 nats through two layers, and its gradients' norm.
+BFLOAT16_LOSS, BFLOAT16_NORM = 2e-3, 3e-2
 # Draws: a standard deviation estimated from n values is off by 1 / sqrt(2 n); five times that at n = 12,000.
 STDDEV = 0.03
 

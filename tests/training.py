@@ -1,0 +1,56 @@
+"""What the tests of training share: a small model, a corpus of numbers, and trainers that start alike."""
+
+import numpy as np
+import tensorflow as tf
+
+from gpt2tf import GPT2, HParams
+from gpt2tf.settings import Settings
+from gpt2tf.trainer import Trainer
+
+SMALL = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=2)
+ONE_LAYER = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=1)  # for programs that XLA compiles
+DEFAULTS = {"steps": 12, "batch_size": 2, "window": 8, "learning_rate": 1e-2, "seed": 3}
+
+
+def initial_value(path, shape):
+    """Weights of order 1 in what they do, the same for every call; nothing is 0 or 1, so that everything counts."""
+    rng = np.random.default_rng(list(path.encode()))
+    scale = {"g": 0.2, "b": 0.1, "wte": 0.3, "wpe": 0.3, "w": 0.25}[path.rsplit("/", 1)[-1]]
+    return (scale * rng.normal(size=shape) + path.endswith("/g")).astype(np.float32)
+
+
+def make_trainer(hparams=SMALL, dtype=None, **settings):
+    settings = Settings(**DEFAULTS | settings)
+    options = {"dropout": settings.dropout, "recompute": settings.recompute, "dtype": dtype}
+    model = GPT2(hparams, initial_value=initial_value, **options)
+    return Trainer(model, settings, tf.distribute.get_strategy())
+
+
+def reset(trainer, **settings):
+    """The trainer as it was made, with other settings for the loop around it; nothing is compiled again."""
+    for variable in trainer.model.variables:
+        variable.assign(initial_value(variable.path, variable.shape))
+    trainer.restore([np.zeros(v.shape, v.dtype) for v in trainer.optimizer.variables])
+    trainer.settings = Settings(**DEFAULTS | settings)
+    return trainer
+
+
+def values(model):
+    return {v.path: v.numpy() for v in model.variables}
+
+
+def batch(rows=2, seed=0, hparams=SMALL, window=8):
+    return np.random.default_rng(seed).integers(0, hparams.n_vocab, [rows, window + 1], np.int32)
+
+
+def corpus(size=200):
+    """Tokens in which there is something to learn: counting, with some noise."""
+    rng = np.random.default_rng(1)
+    return np.where(rng.random(size) < 0.1, rng.integers(0, 20, size), np.arange(size) % 20).astype(np.uint16)
+
+
+def assert_same(found, expected):
+    """Two {name: array} are equal bit for bit."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
