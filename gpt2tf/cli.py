@@ -55,7 +55,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    _leave(code)
+    _leave(code, at_once=getattr(args, "strategy", "one") == "multiworker")
 
 
 def _prepare_streams():
@@ -316,13 +316,17 @@ def _one_line(error):
     return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
 
 
-def _leave(code):
-    """Exit; at once after Ctrl-C, where a thread may still be busy, and without a word on a closed pipe."""
+def _leave(code, at_once=False):
+    """Exit, without a word on a closed pipe.
+
+    at_once, and after Ctrl-C: without Python's own way out, as a thread may still be busy, or TensorFlow's connections
+    wait for workers that have left.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
-    if code == INTERRUPTED:
+    if at_once or code == INTERRUPTED:
         os._exit(code)
     sys.exit(code)
