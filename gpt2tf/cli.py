@@ -18,6 +18,7 @@ import threading
 
 from gpt2tf import flags, limits
 from gpt2tf.hparams import PUBLISHED
+from gpt2tf.settings import STRATEGIES
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
 INTERRUPTED = 130  # 128 + SIGINT
@@ -109,6 +110,12 @@ def _sample_flags(parser):
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
     _sampling_flags(flag)
     _generator_flags(parser)
+    flag(
+        "--strategy",
+        choices=STRATEGIES,
+        default="one",
+        help="mirrored: on all GPUs at once; multiworker: on all machines of TF_CONFIG (%(default)s)",
+    )
     _output_flags(flag)
     parser.set_defaults(run=_run_sample, prog=parser.prog)
 

@@ -18,6 +18,9 @@ ARROWS = {
     "xla_ops": set(),
     "device": set(),
     "console": set(),
+    "cluster": set(),
+    "strategies": {"cluster"},
+    "spread": {"cluster", "generate", "strategies"},
     "corpus": {"console"},
     "data": {"console", "corpus"},
     "threshold": {"xla_ops"},
@@ -29,12 +32,12 @@ ARROWS = {
     "sample": {"limits", "model", "sampling"},
     "generate": {"limits", "checkpoint", "hparams", "model", "noise", "packed", "threshold", "xla_ops"},
     "download": {"hparams", "names", "locate", "checkpoint"},
-    "cli": {"limits", "hparams", "download", "cli_sample", "cli_benchmark"},
+    "cli": {"limits", "hparams", "settings", "download", "cli_sample", "cli_benchmark"},
     "peers": {"hparams"},
     "costs": {"hparams", "names"},
     "benchmark": {"costs", "checkpoint", "packed", "generate", "xla_ops", "device", "peers"},
     "cli_benchmark": {"limits", "hparams", "locate", "costs", "device", "benchmark", "peers", "cli"},
-    "cli_sample": {"limits", "hparams", "locate", "noise", "generate", "device", "console", "cli"},
+    "cli_sample": {"limits", "hparams", "locate", "cluster", "noise", "generate", "spread", "device", "console", "cli"},
 }
 
 
@@ -64,7 +67,7 @@ def test_only_the_command_line_prints(module):
 
 
 @pytest.mark.parametrize(
-    "module", "hparams names locate limits costs corpus data download cli cli_sample cli_benchmark".split()
+    "module", "hparams names locate limits cluster costs corpus data download cli cli_sample cli_benchmark".split()
 )
 def test_what_runs_before_tensorflow_does_not_import_it(module):
     top_level = [node for node in MODULES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
