@@ -292,23 +292,23 @@ def interruptible(function, *args, interrupted=None, **kwargs):
     after Ctrl-C it is abandoned there, and `main` exits without waiting. interrupted: what the first Ctrl-C calls
     instead, for a function that is to come to its end by itself.
     """
-    outcome = {}
+    outcome, done = {}, threading.Event()
 
     def call():
         try:
             outcome["result"] = function(*args, **kwargs)
         except BaseException as error:
             outcome["error"] = error
+        done.set()
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
+    threading.Thread(target=call, daemon=True).start()
     try:
-        thread.join()
+        done.wait()  # and not for the thread, which Python 3.11 takes for ended when a wait for it is interrupted
     except KeyboardInterrupt:
         if interrupted is None:
             raise
         interrupted()
-        thread.join()
+        done.wait()
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]

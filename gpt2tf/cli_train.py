@@ -132,13 +132,16 @@ def _run(args, given, settings, source, folder, own_folder, chief):
     tokens, corpus = _tokens(args, enc, folder, own_folder)
     silence_tensorflow()
     training = interruptible(_prepare, args, given, settings, source, folder, tokens, corpus, enc, chief)
-    stopping = threading.Event()
+    stopping, here = threading.Event(), threading.Event()
 
     def interrupted():
         log.warning("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
+        here.set()
         stopping.set()
 
     interruptible(_train, training, stopping, enc, interrupted=interrupted)
+    if stopping.is_set() and not here.is_set():
+        log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
     log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", args.run_name, args.models_dir)
     if stopping.is_set():
         raise KeyboardInterrupt
