@@ -192,7 +192,7 @@ class Session:
             return rows
 
         flags = {name: getattr(args, name) for name in ("nsamples", *FLAGS_IN_JSON)}
-        interruptible(self.generator.agree, self.seed, seed=self.seed, prompt=context, flags=flags)
+        interruptible(self.generator.agree, self.seed, prompt=context, flags=flags | {"seed": self.seed})
         count = -(-args.nsamples // args.batch_size) or None
         batches = self.generator.batches(make, self.runs, count, **sizes)
         self.runs += count or 0
