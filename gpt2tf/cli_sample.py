@@ -108,10 +108,10 @@ class Session:
         if self.seed is None:
             from gpt2tf.noise import fresh_seed
 
-            self.seed = fresh_seed()
-            if args.strategy != "one":
-                self.seed = interruptible(self.generator.agree, self.seed)
+            self.seed = self._agreed(fresh_seed(), context)
             log.info("seed %d", self.seed)
+        else:
+            self._agreed(self.seed, context)
         # Whoever asked is shown the words as they come; a file or another program gets whole samples.
         streamed = args.interactive and args.batch_size == 1 and args.format == "text" and args.output is None
         streamed = streamed and args.strategy == "one"
@@ -126,6 +126,14 @@ class Session:
                 bar.update()
         if args.format == "text" and prompt is not None:
             print("=" * 80, file=out, flush=True)
+
+    def _agreed(self, seed: int, context: list[int]) -> int:
+        """The seed of all workers. Raises ValueError if they are not to sample the same."""
+        args = self.args
+        if args.strategy == "one":
+            return seed
+        flags = {name: getattr(args, name) for name in ("nsamples", "seed", *FLAGS_IN_JSON)}
+        return interruptible(self.generator.agree, seed, flags=flags, prompt=context)
 
     def _print_text(self, number: int, prompt: str | None, growing: Iterator[list[int]], out) -> None:
         """Print a sample; what may still change (half a character, the start of --stop) waits for the next piece."""
@@ -191,8 +199,6 @@ class Session:
             *_, rows = self._batch(generator, context, noise(run), CHUNK if self.stop else self.length)
             return rows
 
-        flags = {name: getattr(args, name) for name in ("nsamples", *FLAGS_IN_JSON)}
-        interruptible(self.generator.agree, self.seed, prompt=context, flags=flags | {"seed": self.seed})
         count = -(-args.nsamples // args.batch_size) or None
         batches = self.generator.batches(make, self.runs, count, **sizes)
         self.runs += count or 0

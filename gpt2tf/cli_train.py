@@ -6,6 +6,7 @@ There is nothing like it in openai/gpt-2; flags have the names of nshepperd/gpt-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -114,20 +115,21 @@ def run(args) -> None:
     }
     try:
         settings = Settings(**given)
-        chief = _is_chief(settings)
+        chief = _is_chief(settings, args.resume)
     except ValueError as error:
         raise UsageError(str(error)) from None
     folder = Path(args.models_dir, args.run_name)
     source = _source(args, folder)
     if (folder / "checkpoint").exists() and not args.resume:
         raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
-    with tempfile.TemporaryDirectory() as scratch:  # where a worker that is not the chief has its files
-        if chief:
-            folder.mkdir(parents=True, exist_ok=True)
-        _run(args, given, settings, source, folder, folder if chief else Path(scratch), chief)
+    if chief:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
+        _run(args, given, settings, source, folder, Path(own_folder), chief)
 
 
 def _run(args, given, settings, source, folder, own_folder, chief):
+    """own_folder: where this worker writes, which is the folder only for the chief."""
     enc = _vocabulary(source, own_folder)
     tokens, corpus = _tokens(args, enc, folder, own_folder)
     silence_tensorflow()
@@ -147,12 +149,12 @@ def _run(args, given, settings, source, folder, own_folder, chief):
         raise KeyboardInterrupt
 
 
-def _is_chief(settings: Settings) -> bool:
+def _is_chief(settings: Settings, resume: bool) -> bool:
     """Whether this process writes files and prints. Raises ValueError for a TF_CONFIG that does not say it."""
     if settings.strategy != "multiworker":
         return True
     workers = cluster.read_cluster()
-    if settings.batch_size % len(workers.addresses):
+    if settings.batch_size % len(workers.addresses) and not resume:  # which goes on with the batch_size of its start
         raise ValueError(
             f"batch_size is {settings.batch_size}, which {len(workers.addresses)} workers cannot share evenly"
         )

@@ -64,8 +64,7 @@ class Spread:
     def agree(self, seed: int, **what) -> int:
         """The chief's seed. Raises ValueError where the workers were not asked for the same; ConnectionError."""
         with losing_workers(self.strategy, AGAIN):
-            if what:
-                check_same(self.strategy, **what)
+            check_same(self.strategy, **what)
             return int(from_workers(self.strategy, seed)[0])
 
     def batches(

@@ -103,8 +103,10 @@ class Run:
                     f"--learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
                 )
             self.step += 1
-            if from_workers(self.trainer.strategy, int(stopping.is_set())).any():
-                stopping.set()  # all workers stop after the same update, or those that go on would wait for the others
+            # All workers stop after the same update, or those that go on would wait for the others.
+            stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
+            if stop:
+                stopping.set()
             done = self.step - first
             report = Report(
                 self.step,
@@ -114,11 +116,11 @@ class Run:
                 tokens_per_s=done * tokens[:, 1:].numpy().size / seconds,
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
-            report = self._after_update(report, stopping.is_set())
+            report = self._after_update(report, stop)
             if logs:
                 self._log(logs, report)
             yield report
-            if stopping.is_set() or self._stops_early():
+            if stop or self._stops_early():
                 break
         if settings.early_stop and self.chief and not stopping.is_set():
             runs.settle(self.folder, self.best_step)

@@ -182,8 +182,9 @@ def test_workers_train_as_one_device_through_a_loss_a_ctrl_c_and_resumption(plac
     files = sorted(os.listdir(place / "several"))
     assert [file for file in files if file.endswith((".index", ".npz"))] == ["model-4.index", "training-4.npz"]
 
+    resume = "train corpus.txt --models_dir . --run_name several".split()
     interrupt = SIGNALLED.format(step=STEPS - 1, signal="SIGINT")
-    chief, worker = Workers(place, [*flags, "--resume"], ("", interrupt)).ends()
+    chief, worker = Workers(place, [*resume, "--resume"], ("", interrupt)).ends()
     assert (chief[0], worker[0]) == (130, 130)
     assert "another worker was interrupted, so all have stopped after the same update, which is saved" in chief[2]
     assert worker[1] == "" and worker[2].endswith("Ctrl-C again leaves at once, without saving\n")
