@@ -18,6 +18,7 @@ import threading
 
 from gpt2tf import flags, limits
 from gpt2tf.hparams import PUBLISHED
+from gpt2tf.settings import STRATEGIES
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
 INTERRUPTED = 130  # 128 + SIGINT
@@ -55,7 +56,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    _leave(code)
+    _leave(code, at_once=getattr(args, "strategy", "one") == "multiworker")
 
 
 def _prepare_streams():
@@ -109,6 +110,12 @@ def _sample_flags(parser):
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
     _sampling_flags(flag)
     _generator_flags(parser)
+    flag(
+        "--strategy",
+        choices=STRATEGIES,
+        default="one",
+        help="mirrored: on all GPUs at once; multiworker: on all machines of TF_CONFIG (%(default)s)",
+    )
     _output_flags(flag)
     parser.set_defaults(run=_run_sample, prog=parser.prog)
 
@@ -285,20 +292,18 @@ def interruptible(function, *args, interrupted=None, **kwargs):
     after Ctrl-C it is abandoned there, and `main` exits without waiting. interrupted: what the first Ctrl-C calls
     instead, for a function that is to come to its end by itself.
     """
-    outcome = {}
-    done = threading.Event()  # to be waited for again after Ctrl-C, when Thread.join would return at once
+    outcome, done = {}, threading.Event()
 
     def call():
         try:
             outcome["result"] = function(*args, **kwargs)
         except BaseException as error:
             outcome["error"] = error
-        finally:
-            done.set()
+        done.set()
 
     threading.Thread(target=call, daemon=True).start()
     try:
-        done.wait()
+        done.wait()  # and not for the thread, which Python 3.11 takes for ended when a wait for it is interrupted
     except KeyboardInterrupt:
         if interrupted is None:
             raise
@@ -318,13 +323,17 @@ def _one_line(error):
     return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
 
 
-def _leave(code):
-    """Exit; at once after Ctrl-C, where a thread may still be busy, and without a word on a closed pipe."""
+def _leave(code, at_once=False):
+    """Exit, without a word on a closed pipe.
+
+    at_once, and after Ctrl-C: without Python's own way out, as a thread may still be busy, or TensorFlow's connections
+    wait for workers that have left.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
-    if code == INTERRUPTED:
+    if at_once or code == INTERRUPTED:
         os._exit(code)
     sys.exit(code)

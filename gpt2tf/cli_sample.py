@@ -8,6 +8,7 @@ UTF-8 are replaced, not fatal; a prompt that does not fit is refused in words.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from tqdm import tqdm
 
 import encoder
-from gpt2tf import limits
+from gpt2tf import cluster, limits
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
 from gpt2tf.console import clean, naming, opened
 from gpt2tf.hparams import read_hparams
@@ -35,6 +36,8 @@ def run(args) -> None:
     """Run the command; args are the parsed flags of `cli._sample_flags`."""
     if args.interactive and args.nsamples == 0:
         raise UsageError("--nsamples 0 goes on forever and would never ask again; give 1 or more with --interactive")
+    if args.strategy == "multiworker":
+        _be_one_of_several(args)
     session = Session(args)
     if args.interactive:
         with opened(args.output) as out:
@@ -105,12 +108,16 @@ class Session:
         if self.seed is None:
             from gpt2tf.noise import fresh_seed
 
-            self.seed = fresh_seed()
+            self.seed = self._agreed(fresh_seed(), context)
             log.info("seed %d", self.seed)
+        else:
+            self._agreed(self.seed, context)
         # Whoever asked is shown the words as they come; a file or another program gets whole samples.
         streamed = args.interactive and args.batch_size == 1 and args.format == "text" and args.output is None
+        streamed = streamed and args.strategy == "one"
         # On a terminal the samples themselves show the progress; elsewhere a bar does, on stderr if that is one.
-        with tqdm(total=args.nsamples or None, unit=" samples", disable=True if out.isatty() else None) as bar:
+        hidden = True if out.isatty() or args.output == os.devnull else None
+        with tqdm(total=args.nsamples or None, unit=" samples", disable=hidden) as bar:
             for number, growing in enumerate(self._samples(context, streamed), 1):
                 if args.format == "text":
                     self._print_text(number, prompt, growing, out)
@@ -119,6 +126,14 @@ class Session:
                 bar.update()
         if args.format == "text" and prompt is not None:
             print("=" * 80, file=out, flush=True)
+
+    def _agreed(self, seed: int, context: list[int]) -> int:
+        """The seed of all workers. Raises ValueError if they are not to sample the same."""
+        args = self.args
+        if args.strategy == "one":
+            return seed
+        flags = {name: getattr(args, name) for name in ("nsamples", "seed", *FLAGS_IN_JSON)}
+        return interruptible(self.generator.agree, seed, flags=flags, prompt=context)
 
     def _print_text(self, number: int, prompt: str | None, growing: Iterator[list[int]], out) -> None:
         """Print a sample; what may still change (half a character, the start of --stop) waits for the next piece."""
@@ -158,27 +173,45 @@ class Session:
             temperature=args.temperature,
             top_k=args.top_k,
         )
+        sizes = {"length": self.length, "batch_size": args.batch_size}
+        if args.strategy != "one":
+            yield from self._spread(context, lambda run: sampling_noise(first, later, run=run, **sizes), sizes)
+            return
         made = 0
         while args.nsamples == 0 or made < args.nsamples:
-            noise = sampling_noise(first, later, length=self.length, batch_size=args.batch_size, run=self.runs)
+            noise = sampling_noise(first, later, run=self.runs, **sizes)
             self.runs += 1
             if streamed:
-                yield (rows[0] for rows in self._batch(context, noise, STREAMED_CHUNK))
+                yield (rows[0] for rows in self._batch(self.generator, context, noise, STREAMED_CHUNK))
                 made += 1
             else:
-                *_, rows = self._batch(context, noise, CHUNK if self.stop else self.length)
+                *_, rows = self._batch(self.generator, context, noise, CHUNK if self.stop else self.length)
                 # The last batch is made whole, so that a sample does not depend on how many are asked for.
                 wanted = rows if args.nsamples == 0 else rows[: args.nsamples - made]
                 yield from (iter([tokens]) for tokens in wanted)
                 made += len(wanted)
 
-    def _batch(self, context: list[int], noise, chunk: int) -> Iterator[list[list[int]]]:
+    def _spread(self, context: list[int], noise, sizes) -> Iterator[Iterator[list[int]]]:
+        """As `_samples`, on all devices at once; noise: of a batch, by its number."""
+        args = self.args
+
+        def make(generator, run):
+            *_, rows = self._batch(generator, context, noise(run), CHUNK if self.stop else self.length)
+            return rows
+
+        count = -(-args.nsamples // args.batch_size) or None
+        batches = self.generator.batches(make, self.runs, count, **sizes)
+        self.runs += count or 0
+        whole = iter(lambda: interruptible(next, batches, None), None)
+        yield from itertools.islice((iter([tokens]) for rows in whole for tokens in rows), args.nsamples or None)
+
+    def _batch(self, generator, context: list[int], noise, chunk: int) -> Iterator[list[list[int]]]:
         """Yields the new tokens of each row so far, after every `chunk` of them, until all rows have met their end."""
         import tensorflow as tf
 
         args = self.args
         rows = [[] for _ in range(args.batch_size)]
-        pieces = self.generator.stream(
+        pieces = generator.stream(
             [context] * args.batch_size,
             self.length,
             temperature=args.temperature,
@@ -212,11 +245,30 @@ class Session:
         return text, tokens
 
 
+def _be_one_of_several(args) -> None:
+    """Refuse what several workers cannot do together; one that is not the chief prints nothing."""
+    try:
+        workers = cluster.read_cluster()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if args.interactive or args.prompt_file == "-":
+        raise UsageError("several workers have no stdin in common; give --prompt or the name of a file")
+    if args.nsamples == 0:
+        raise UsageError("--nsamples 0 goes on forever, and workers are to end together; give 1 or more")
+    if not workers.chief:
+        args.output = os.devnull
+        logging.getLogger("gpt2tf").setLevel(logging.WARNING)
+
+
 def _load(prefix: str, args):
     from gpt2tf.device import use_device  # Keras takes a while too, and Ctrl-C is not to wait for it
     from gpt2tf.generate import Generator
 
     use_device(args.device, args.tf32)
+    if args.strategy != "one":
+        from gpt2tf.spread import Spread
+
+        return Spread(args.strategy, prefix, args.dtype)
     return Generator(prefix, args.dtype)
 
 

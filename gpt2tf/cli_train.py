@@ -6,12 +6,14 @@ There is nothing like it in openai/gpt-2; flags have the names of nshepperd/gpt-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import re
 import sys
+import tempfile
 import threading
 import typing
 import zlib
@@ -20,7 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import encoder
-from gpt2tf import costs, data, flags
+from gpt2tf import cluster, costs, data, flags
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
@@ -29,6 +31,7 @@ from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
 TOKENS = "tokens.npy"
+AGAIN = "start all workers again with --resume"
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +110,13 @@ def _run_name(name):
 
 def run(args) -> None:
     """Run the command; args are the parsed flags."""
-    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)}
+    # Where a run goes on is no part of it, so a strategy holds for this command alone, as --device does.
+    given = {"strategy": "one"} | {
+        f.name: getattr(args, f.name) for f in dataclasses.fields(Settings) if hasattr(args, f.name)
+    }
     try:
         settings = Settings(**given)
+        chief = _is_chief(settings, args.resume)
     except ValueError as error:
         raise UsageError(str(error)) from None
     folder = Path(args.models_dir, args.run_name)
@@ -117,21 +124,45 @@ def run(args) -> None:
     if (folder / "checkpoint").exists() and not args.resume:
         raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
     os.stat(args.data)  # raises for data that is not there, before there is a new folder
-    folder.mkdir(parents=True, exist_ok=True)
-    enc = _vocabulary(source, folder)
-    tokens, corpus = _tokens(args, enc, folder)
+    if chief:
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
+        _run(args, given, settings, source, folder, Path(own_folder), chief)
+
+
+def _run(args, given, settings, source, folder, own_folder, chief):
+    """own_folder: where this worker writes, which is the folder only for the chief."""
+    enc = _vocabulary(source, own_folder)
+    tokens, corpus = _tokens(args, enc, folder, own_folder)
     silence_tensorflow()
-    training = interruptible(_prepare, args, given, settings, source, folder, tokens, corpus, enc)
-    stopping = threading.Event()
+    training = interruptible(_prepare, args, given, settings, source, folder, tokens, corpus, enc, chief)
+    stopping, here = threading.Event(), threading.Event()
 
     def interrupted():
-        log.info("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
+        log.warning("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
+        here.set()
         stopping.set()
 
     interruptible(_train, training, stopping, enc, interrupted=interrupted)
+    if stopping.is_set() and not here.is_set():
+        log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
     log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", args.run_name, args.models_dir)
     if stopping.is_set():
         raise KeyboardInterrupt
+
+
+def _is_chief(settings: Settings, resume: bool) -> bool:
+    """Whether this process writes files and prints. Raises ValueError for a TF_CONFIG that does not say it."""
+    if settings.strategy != "multiworker":
+        return True
+    workers = cluster.read_cluster()
+    if settings.batch_size % len(workers.addresses) and not resume:  # which goes on with the batch_size of its start
+        raise ValueError(
+            f"batch_size is {settings.batch_size}, which {len(workers.addresses)} workers cannot share evenly"
+        )
+    if not workers.chief:
+        logging.getLogger("gpt2tf").setLevel(logging.WARNING)
+    return workers.chief
 
 
 def _source(args, folder: Path) -> HParams | str:
@@ -161,8 +192,8 @@ def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
     return encoder.get_encoder()
 
 
-def _tokens(args, enc: encoder.Encoder, folder: Path):
-    """The corpus as [tokens] ids, and what tells it from another. Text is encoded once, to a file in the folder."""
+def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
+    """The corpus as [tokens] ids, and what tells it from another. Text is encoded once, to a file in own_folder."""
     n_vocab, corpus = len(enc.encoder), {}
     if not data.is_encoded(args.data):  # so that a text that changed is noticed without encoding it again
         corpus["bytes"] = sum(os.path.getsize(file) for file in find_files(args.data))
@@ -172,7 +203,7 @@ def _tokens(args, enc: encoder.Encoder, folder: Path):
         log.info("using %s, in which the text was encoded before", folder / TOKENS)
         tokens = data.open_tokens(folder / TOKENS, n_vocab)
     else:
-        tokens = data.encode_corpus(args.data, enc, folder / TOKENS, args.text_column)
+        tokens = data.encode_corpus(args.data, enc, own_folder / TOKENS, args.text_column)
     log.info("%s tokens", f"{len(tokens):,}")
     crc = 0
     for start in range(0, len(tokens), 2**24):
@@ -180,7 +211,7 @@ def _tokens(args, enc: encoder.Encoder, folder: Path):
     return tokens, corpus | {"tokens": len(tokens), "crc32": crc}
 
 
-def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
+def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     """Make the devices ready, the model, and what trains it."""
     from gpt2tf import runs, strategies
     from gpt2tf.device import use_device
@@ -196,7 +227,8 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
         if saved.progress["step"] >= settings.steps:
             raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")
     strategy = strategies.make_strategy(settings.strategy)
-    with strategy.scope():
+    with strategies.losing_workers(strategy, AGAIN), strategy.scope():
+        strategies.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
         trainer = _trainer(source, settings, strategy)
     model = trainer.model
     if isinstance(source, HParams):
@@ -214,7 +246,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc):
         corpus=corpus,
         end_of_text=enc.encoder[encoder.END_OF_TEXT],
         saved=saved,
-        chief=strategies.is_chief(strategy),
+        chief=chief,
     )
 
 
@@ -238,8 +270,12 @@ def _trainer(source, settings, strategy):
 
 def _train(training, stopping, enc) -> None:
     """Train, and print what comes of it."""
+    from gpt2tf import strategies
+
     settings, losses, show = training.settings, [], _Lines().show
-    with tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=None) as bar:
+    disable = None if training.chief else True
+    bar = tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=disable)
+    with strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
         for report in training.reports(stopping):
             losses.append(report.loss)
             bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)

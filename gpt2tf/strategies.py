@@ -1,11 +1,29 @@
-"""Several devices and machines, through `tf.distribute`."""
+"""Several devices and machines, through `tf.distribute`.
+
+There is nothing like it in openai/gpt-2. TensorFlow waits without end for a worker that never comes up, and reports one
+that is lost in a dozen ways; here both end in one line.
+"""
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
+import functools
+import threading
+import zlib
+from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
+
+from gpt2tf import cluster
+
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy:
@@ -14,31 +32,83 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     one: a single device. mirrored: all GPUs of this machine, or the CPU devices where there is none.
     multiworker: the machines of the environment variable TF_CONFIG, with all their GPUs; every worker runs the same
     command with its own TF_CONFIG, and all see the same files.
-    Raises ValueError for a TF_CONFIG that is not there or does not say who is who.
+    Raises ValueError for a TF_CONFIG that is not there or does not say who is who; ConnectionError where not all
+    workers are there after `cluster.JOIN_SECONDS`.
     """
     if name == "multiworker":
-        _check_tf_config()
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        return _joined(cluster.read_cluster())
     if name == "mirrored":
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
 
 
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes files and prints."""
-    resolver = strategy.cluster_resolver
-    return (
-        resolver is None
-        or resolver.task_type in (None, "", "chief")
-        or (resolver.task_type == "worker" and not resolver.task_id and "chief" not in resolver.cluster_spec().jobs)
+def _joined(workers: cluster.Cluster) -> tf.distribute.Strategy:
+    outcome = {}
+
+    def join():
+        try:
+            outcome["strategy"] = tf.distribute.MultiWorkerMirroredStrategy()
+        except (tf.errors.OpError, RuntimeError) as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=join, daemon=True)  # TensorFlow waits for an hour, deaf to everything
+    thread.start()
+    thread.join(cluster.JOIN_SECONDS)
+    if "strategy" in outcome:
+        return outcome["strategy"]
+    own = workers.addresses[workers.number]
+    if "error" in outcome:
+        raise ConnectionError(f"cannot join the other workers as {own} ({_first_line(outcome['error'])})")
+    missing = ", ".join(workers.unreachable()) or "not all workers"
+    raise ConnectionError(
+        f"{missing} did not come up within {cluster.JOIN_SECONDS} seconds; start all workers again, each with its own "
+        "TF_CONFIG"
     )
 
 
-def _check_tf_config() -> None:
-    example = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+@contextlib.contextmanager
+def losing_workers(strategy: tf.distribute.Strategy, remedy: str) -> Iterator[None]:
+    """Turns TensorFlow's ways to report that another worker is gone into a ConnectionError with the remedy."""
     try:
-        config = json.loads(os.environ.get("TF_CONFIG", ""))
-        config["cluster"], config["task"]["type"], config["task"]["index"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"multiworker needs the environment variable TF_CONFIG, such as {example}") from None
+        yield
+    except tf.errors.OpError as error:
+        text = str(error)
+        if strategy.cluster_resolver is None or not (isinstance(error, LOST) or "Collective ops is aborted" in text):
+            raise
+        raise ConnectionError(f"another worker is gone or cannot be reached; {remedy}") from None
+
+
+def from_workers(strategy: tf.distribute.Strategy, values) -> np.ndarray:
+    """What each worker has, for all of them. To be called by all, in the same order.
+
+    values: an array of int64 or float64, of the same shape everywhere -> [workers, *shape]
+    """
+    values = np.asarray(values)[None]
+    if strategy.cluster_resolver is None:
+        return values
+    gathered = strategy.experimental_local_results(_gather_program(strategy)(tf.constant(values)))
+    devices = len(strategy.extended.worker_devices)  # of one worker; they all say the same
+    return gathered[0].numpy()[::devices]
+
+
+@functools.lru_cache(maxsize=1)
+def _gather_program(strategy):
+    """As strategy.gather, which makes a new program for each call."""
+
+    def gather(values):  # made here, so that it is on this device  -> [devices, ...]
+        return tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)
+
+    return tf.function(lambda values: strategy.run(gather, (values,)), autograph=False)
+
+
+def check_same(strategy: tf.distribute.Strategy, **what) -> None:
+    """Raises ValueError where another worker has another value of one of these, by its repr."""
+    sums = from_workers(strategy, [zlib.crc32(repr(value).encode()) for value in what.values()])  # [workers, values]
+    for name, column in zip(what, sums.T, strict=True):
+        if len(set(column.tolist())) > 1:
+            raise ValueError(f"the workers differ in their {name}; start all with the same flags and files")
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "message", error)).splitlines()[0]

@@ -22,6 +22,7 @@ import tensorflow as tf
 from gpt2tf import runs
 from gpt2tf.data import Windows, fixed_windows, split
 from gpt2tf.generate import Generator
+from gpt2tf.strategies import from_workers
 from gpt2tf.trainer import Trainer
 
 VALIDATION_BATCHES = 64  # spread over the validation tokens; of a small corpus they are all of them
@@ -105,6 +106,10 @@ class Run:
                     f"--learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
                 )
             self.step += 1
+            # All workers stop after the same update, or those that go on would wait for the others.
+            stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
+            if stop:
+                stopping.set()
             done = self.step - first
             report = Report(
                 self.step,
@@ -114,7 +119,6 @@ class Run:
                 tokens_per_s=done * tokens[:, 1:].numpy().size / seconds,
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
-            stop = stopping.is_set()  # looked at once: who sets it later, while the report is read, gets an update more
             report = self._after_update(report, stop)
             if logs:
                 self._log(logs, report)
@@ -146,6 +150,8 @@ class Run:
         validation = sample = None
         if settings.evaluate_every and (last or self.step % settings.evaluate_every == 0):
             validation = self.validation_loss()
+            if validation is not None:  # the chief's, so that no rounding makes one worker stop earlier than another
+                validation = float(from_workers(self.trainer.strategy, validation)[0])
             if validation is not None and validation < self.best:
                 self.best, self.best_step = validation, self.step
         if self.chief and settings.sample_every and self.step % settings.sample_every == 0:

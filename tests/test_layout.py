@@ -18,6 +18,9 @@ ARROWS = {
     "xla_ops": set(),
     "device": set(),
     "console": set(),
+    "cluster": set(),
+    "strategies": {"cluster"},
+    "spread": {"cluster", "generate", "strategies"},
     "corpus": {"console"},
     "data": {"console", "corpus"},
     "threshold": {"xla_ops"},
@@ -25,7 +28,6 @@ ARROWS = {
     "locate": {"hparams"},
     "flags": {"limits"},
     "settings": {"limits"},
-    "strategies": set(),
     "model": {"hparams"},
     "dropout": set(),
     "layers": {"hparams", "model", "dropout"},
@@ -37,17 +39,20 @@ ARROWS = {
     "adafactor": set(),
     "trainer": {"settings", "model", "dropout", "layers", "adafactor"},
     "runs": {"settings", "locate", "layers", "checkpoint"},
-    "train": {"data", "generate", "trainer", "runs"},
-    "cli": {"limits", "hparams", "download", "flags", "cli_sample", "cli_benchmark", "cli_train"},
+    "train": {"data", "generate", "trainer", "runs", "strategies"},
+    "cli": {"limits", "hparams", "settings", "download", "flags", "cli_sample", "cli_benchmark", "cli_train"},
     "peers": {"hparams"},
     "costs": {"hparams", "names", "settings"},
     "benchmark": {"costs", "checkpoint", "packed", "generate", "xla_ops", "device", "peers"},
-    "cli_benchmark": {"limits", "hparams", "locate", "device", "benchmark", "peers", "flags", "cli"},
-    "cli_train": {
-        *("hparams", "locate", "settings", "costs", "corpus", "data", "layers", "checkpoint", "strategies", "device"),
-        *("trainer", "runs", "train", "flags", "cli"),
+    "benchmark_train": {"benchmark", "checkpoint", "costs", "peers", "settings", "trainer"},
+    "cli_benchmark": {
+        *("limits", "hparams", "locate", "costs", "device", "benchmark", "benchmark_train", "peers", "flags", "cli"),
     },
-    "cli_sample": {"limits", "hparams", "locate", "noise", "generate", "device", "console", "cli"},
+    "cli_train": {
+        *("hparams", "locate", "settings", "cluster", "costs", "corpus", "data", "layers", "checkpoint", "strategies"),
+        *("device", "trainer", "runs", "train", "flags", "cli"),
+    },
+    "cli_sample": {"limits", "hparams", "locate", "cluster", "noise", "generate", "spread", "device", "console", "cli"},
 }
 
 
@@ -77,8 +82,8 @@ def test_only_the_command_line_prints(module):
 
 
 # What runs before TensorFlow is imported, which takes seconds.
-LIGHT = (
-    "hparams names locate limits flags settings costs console corpus data download cli cli_sample cli_benchmark".split()
+LIGHT = "hparams names locate limits flags settings cluster costs console corpus data download".split() + (
+    "cli cli_sample cli_benchmark".split()
 )
 
 

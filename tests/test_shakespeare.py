@@ -72,7 +72,9 @@ def test_narrow_weights_keep_its_probabilities(dtype):
 
 
 def test_it_writes_plays(sample):
-    code, out, err = sample("--model_name", "shakespeare", "--models_dir=none", "--seed=1", "--top_k=40", "--length=200")
+    code, out, err = sample(
+        "--model_name", "shakespeare", "--models_dir=none", "--seed=1", "--top_k=40", "--length=200"
+    )
     assert (code, err) == (0, "")
     assert re.search(r"^[A-Z][A-Za-z ]+\.$", out, re.MULTILINE)  # a line that says who speaks
     words = re.findall(r"[a-z]+", out.lower())
@@ -81,7 +83,14 @@ def test_it_writes_plays(sample):
 
 
 def test_a_sample_ends_before_a_stop_text(sample):
-    flags = ["--model_name=shakespeare", "--models_dir=none", "--prompt=ROMEO.\n", "--seed=3", "--length=120", "--top_k=40"]
+    flags = [
+        "--model_name=shakespeare",
+        "--models_dir=none",
+        "--prompt=ROMEO.\n",
+        "--seed=3",
+        "--length=120",
+        "--top_k=40",
+    ]
     _, whole, _ = sample(*flags)
     _, stopped, _ = sample(*flags, "--stop", "\n\n")
     head, _, _ = whole.split("=\n", 1)[1].partition("\n\n")
@@ -97,7 +106,9 @@ def test_fine_tuning_lowers_the_loss_on_a_new_text_and_the_result_samples(tmp_pa
         cli.main("finetune", [str(new), *flags])
     losses = [float(loss) for loss in re.findall(r"validation (\S+)", capsys.readouterr().out)]
     assert len(losses) == 6 and losses[-1] < losses[0] - 1 and all(map(math.isfinite, losses))
-    code, out, _ = sample("--model_name=fox", f"--models_dir={tmp_path}", "--prompt=The quick", "--length=10", "--seed=1")
+    code, out, _ = sample(
+        "--model_name=fox", f"--models_dir={tmp_path}", "--prompt=The quick", "--length=10", "--seed=1"
+    )
     assert code == 0 and "SAMPLE 1" in out
 
 

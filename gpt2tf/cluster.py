@@ -1,0 +1,68 @@
+"""Who is who among several machines: the environment variable TF_CONFIG, read before TensorFlow is.
+
+There is nothing like it in openai/gpt-2. The variable is TensorFlow's own; what it makes of a wrong one is a wait
+without end, so all of it is checked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+
+EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+JOBS = ("chief", "worker")  # in the order in which TensorFlow counts the workers
+JOIN_SECONDS = 600  # for all workers to come up; each may have a corpus to encode first
+PROBE_SECONDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers that compute together. number: of this one; the chief, who writes files and prints, is 0."""
+
+    addresses: tuple[str, ...]  # host:port of each
+    number: int
+
+    @property
+    def chief(self) -> bool:
+        return self.number == 0
+
+    def unreachable(self) -> list[str]:
+        """The workers, but this one, on whose address nothing listens."""
+        there = []
+        for number, address in enumerate(self.addresses):
+            host, port = address.rsplit(":", 1)
+            with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
+                there.append(number)
+        return [a for number, a in enumerate(self.addresses) if number not in (*there, self.number)]
+
+
+def read_cluster() -> Cluster:
+    """The cluster of TF_CONFIG. Raises ValueError that says what is wrong with it."""
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        raise ValueError(f"multiworker needs the environment variable TF_CONFIG, such as {EXAMPLE}")
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"TF_CONFIG is not JSON ({error}); it looks like {EXAMPLE}") from None
+    try:
+        jobs, task = config["cluster"], config["task"]
+        kind, index = task["type"], int(task["index"])
+        addresses = [(job, place, address) for job in JOBS for place, address in enumerate(jobs.get(job, []))]
+        others = set(jobs) - set(JOBS)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ValueError(f"TF_CONFIG lacks cluster, task, type or index; it looks like {EXAMPLE}") from None
+    if others:
+        raise ValueError(f"TF_CONFIG has {', '.join(sorted(others))}; here there are only chief and worker")
+    for _, _, address in addresses:
+        if not isinstance(address, str) or not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
+            raise ValueError(f"TF_CONFIG has the address {address!r}; it must be host:port")
+    if len({address for *_, address in addresses}) < len(addresses):
+        raise ValueError("TF_CONFIG has an address twice; each worker needs its own")
+    tasks = [(job, place) for job, place, _ in addresses]
+    if (kind, index) not in tasks:
+        raise ValueError(f"TF_CONFIG says that this is {kind} {index}, which its cluster does not have")
+    return Cluster(tuple(address for *_, address in addresses), tasks.index((kind, index)))
