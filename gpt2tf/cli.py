@@ -9,6 +9,7 @@ before TensorFlow is imported, in one line on stderr, with exit code 2 for usage
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import logging
@@ -18,10 +19,10 @@ import sys
 import threading
 
 from gpt2tf import limits
+from gpt2tf.console import INTERRUPTED, leave
 from gpt2tf.hparams import PUBLISHED
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
-INTERRUPTED = 130  # 128 + SIGINT
 TEXT_FLAGS = {"--prompt", "--stop"}
 
 
@@ -56,7 +57,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    _leave(code)
+    leave(code, at_once=argv is None)
 
 
 def _prepare_streams():
@@ -297,9 +298,12 @@ def silence_tensorflow():
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
+    gc.disable()  # the import makes a million objects that all stay: looking through them again and again takes 0.3 s
     try:
         interruptible(importlib.import_module, "tensorflow")
     finally:
+        gc.freeze()
+        gc.enable()
         os.dup2(saved, 2)
         os.close(saved)
         os.close(null)
@@ -334,15 +338,3 @@ def _one_line(error):
         text = " ".join(str(error).split())
         return f"{text}; to install what is missing: pip install --upgrade {error.name or 'tensorflow'}"
     return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
-
-
-def _leave(code):
-    """Exit; at once after Ctrl-C, where a thread may still be busy, and without a word on a closed pipe."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
-    if code == INTERRUPTED:
-        os._exit(code)
-    sys.exit(code)

@@ -27,7 +27,7 @@ ARROWS = {
     "sample": {"limits", "model", "sampling"},
     "generate": {"limits", "checkpoint", "hparams", "model", "noise", "packed", "threshold", "xla_ops"},
     "download": {"hparams", "names", "locate", "checkpoint"},
-    "cli": {"limits", "hparams", "download", "cli_sample", "cli_benchmark"},
+    "cli": {"limits", "console", "hparams", "download", "cli_sample", "cli_benchmark"},
     "peers": {"hparams"},
     "costs": {"hparams", "names"},
     "benchmark": {"costs", "checkpoint", "packed", "generate", "xla_ops", "device", "peers"},
