@@ -46,7 +46,7 @@ class Generator:
             raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(limits.DTYPES)}")
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
-            weights = {v.path: v.numpy() for v in model.variables}
+            weights = {v.path: v.value for v in model.variables}
         else:
             self.hparams, weights = load_weights(model)
         self._net = Packed(pack(weights, self.hparams, dtype), self.hparams, Ops(jit_compile))

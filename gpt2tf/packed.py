@@ -26,8 +26,11 @@ What was tried on two cores with 124M, and what it gave:
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import math
+import os
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -41,44 +44,110 @@ from gpt2tf.xla_ops import BLOCK, Ops
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
 FUSABLE = 4095  # numbers in a vector up to which XLA on a CPU casts the weights inside the product (16 KiB)
+READERS = 4  # threads that read and pack, each of which holds a variable
+STRIP = 64  # columns of a matrix that are transposed at a time
+ALIGNMENT = 64  # bytes
+STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.uint16, "int8": np.int8}
 
 
 def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> dict[str, tf.Tensor]:
     """The weights of a model as the tensors of a `Packed`.
 
-    weights: by the original's names, read one layer at a time. dtype: one of `limits.DTYPES`, of the matrices and
-    wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under name + "/scale".
+    weights: by the original's names, each read once, from several threads. dtype: one of `limits.DTYPES`, of the
+    matrices and wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under
+    name + "/scale".
     """
-    packed: dict[str, tf.Tensor] = {}
-    wte = np.asarray(weights["model/wte"])  # [vocab, features]
-    wte = np.pad(wte, [(0, -len(wte) % (BLOCK * GROUPS)), (0, 0)])  # [padded vocab, features]
-    packed.update(_matrix("wte", wte, dtype))
-    packed["wpe"] = tf.constant(weights["model/wpe"])
-    for leaf in "gb":
-        packed[f"ln_f/{leaf}"] = tf.constant(weights[f"model/ln_f/{leaf}"])
-    for name in (name.removeprefix("model/h0/") for name in variable_shapes(hparams) if name.startswith("model/h0/")):
-        scope, leaf = name.rsplit("/", 1)
-        layers = []
-        for layer in range(hparams.n_layer):
-            value = np.asarray(weights[f"model/h{layer}/{name}"])
-            layers.append(_matrix(scope, value[0].T, dtype) if leaf == "w" else {name: value})
-        for key in layers[0]:
-            packed[key] = tf.stack([layer[key] for layer in layers])
-    return packed
+    arrays = allocate(hparams, dtype)
+    fill(arrays, weights, hparams, dtype)
+    return as_tensors(arrays, dtype)
 
 
-def _matrix(name: str, w: np.ndarray, dtype: str) -> dict[str, tf.Tensor]:
-    """[out, in] float32 -> {name: [groups, out / groups, in] of dtype}, and its scale [out] for int8."""
-    packed = {}
+def allocate(hparams: HParams, dtype: str) -> dict[str, np.ndarray]:
+    """The arrays of a `pack` to be: zeros, without memory until they are filled. 16 bits of any kind are uint16."""
+    arrays = {}
+    for name, shape in variable_shapes(hparams).items():
+        key, layer = _place(name)
+        if layer:  # in the array of the first
+            continue
+        lead = [] if layer is None else [hparams.n_layer]
+        if not _is_matrix(name):
+            arrays[key] = _zeros([*lead, *shape], np.float32)
+            continue
+        out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
+        groups = math.gcd(GROUPS, out)  # GROUPS for all published sizes
+        arrays[key] = _zeros([*lead, groups, out // groups, n_in], STORED[dtype])
+        if dtype == "int8":
+            arrays[f"{key}/scale"] = _zeros([*lead, out], np.float32)
+    return arrays
+
+
+def fill(arrays: dict[str, np.ndarray], weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> None:
+    """Read the weights into the arrays of `allocate`, a few variables at a time. Raises what the reading does."""
+    by_size = sorted(variable_shapes(hparams).items(), key=lambda item: -math.prod(item[1]))
+    with concurrent.futures.ThreadPoolExecutor(min(READERS, os.cpu_count())) as pool:
+        done = [pool.submit(_fill_one, arrays, name, weights, dtype) for name, _ in by_size]
+        try:
+            for each in done:
+                each.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+    key, layer = _place(name)
+    at = ... if layer is None else layer
+    value = np.asarray(weights[name])
+    if not _is_matrix(name):
+        arrays[key][at] = value
+        return
+    w = value if key == "wte" else value[0].T  # [out, in]
+    rows = arrays[key][at].reshape(-1, w.shape[1])[: len(w)]  # [out, in], without wte's padding
     if dtype == "int8":
-        scale = np.maximum(np.abs(w).max(axis=1) / np.float32(127), np.finfo(np.float32).tiny)  # [out]
-        packed[f"{name}/scale"] = tf.constant(scale)
-        with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
-            w = np.rint(w / scale[:, None]).astype(np.int8)
-    groups = math.gcd(GROUPS, len(w))  # GROUPS for all published sizes
-    grouped = tf.constant(np.ascontiguousarray(w).reshape(groups, -1, w.shape[1]))
-    packed[name] = tf.cast(grouped, dtype)
-    return packed
+        largest = np.maximum(w.max(axis=1), -w.min(axis=1))  # [out]
+        scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # [out]
+        arrays[f"{key}/scale"][at][: len(w)] = scale
+    elif dtype != "float32":
+        narrow = np.asarray(tf.bitcast(tf.cast(value, dtype), tf.uint16))
+        w = narrow if key == "wte" else narrow[0].T  # [out, in]
+    # In strips, since NumPy's transposition of a whole matrix takes five times as long.
+    for start in range(0, w.shape[1], STRIP):
+        strip = w[:, start : start + STRIP]
+        if dtype == "int8":
+            with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
+                strip = np.rint(strip / scale[:, None])
+                rows[:, start : start + STRIP] = strip.astype(np.int8)
+        else:
+            rows[:, start : start + STRIP] = strip
+
+
+def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor]:
+    """The same memory as tensors; on a GPU, copies of it."""
+    tensors = {}
+    for key, array in arrays.items():
+        tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        tensor = tf.bitcast(tensor, dtype) if array.dtype == np.uint16 else tensor
+        tensors[key] = tf.identity(tensor) if tf.config.get_visible_devices("GPU") else tensor
+    return tensors
+
+
+def _place(name: str) -> tuple[str, int | None]:
+    """The key of a variable among the packed weights, and its layer, or None for what is outside of the layers."""
+    name = name.removeprefix("model/")
+    scope, _, rest = name.partition("/")
+    return (rest.removesuffix("/w"), int(scope[1:])) if re.fullmatch(r"h\d+", scope) else (name, None)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(("/w", "/wte"))
+
+
+def _zeros(shape, dtype) -> np.ndarray:
+    """Aligned as XLA wants its arguments."""
+    n = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(n + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + n].view(dtype).reshape(shape)
 
 
 class Packed:

@@ -58,6 +58,21 @@ def test_int8_is_rounded_by_output_row(tiny, weights):
         assert np.abs(values).max(axis=-1).min() == 127  # every row uses the whole range
 
 
+def test_what_cannot_be_read_ends_the_packing(tiny, weights):
+    read = []
+
+    class Damaged(dict):
+        def __getitem__(self, name):
+            read.append(name)
+            if name == "model/h1/mlp/c_fc/w":
+                raise ValueError("damaged")
+            return super().__getitem__(name)
+
+    with pytest.raises(ValueError, match="damaged"):
+        pack(Damaged(weights), tiny.hparams, "float32")
+    assert len(read) < len(weights)
+
+
 def test_int8_halves_go_to_the_even_side_and_rows_of_zeros_stay(tiny, weights):
     wte = weights["model/wte"].copy()
     wte[0] = 0
