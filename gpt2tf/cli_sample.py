@@ -48,7 +48,7 @@ def run(args) -> None:
         prompt = _given_prompt(args)
         context = session.context(prompt)
         with opened(args.output) as out:
-            session.load()
+            session.load(len(context))
             session.print_samples(prompt, context, out)
 
 
@@ -76,11 +76,12 @@ class Session:
         self.seed = args.seed
         self.runs = 0  # batches sampled so far; the random stream goes on from prompt to prompt
 
-    def load(self) -> None:
-        """Load the model if it is not there yet."""
+    def load(self, n_prompt: int | None = None) -> None:
+        """Load the model if it is not there yet. n_prompt: tokens of the first prompt, if that is known."""
         if self.generator is None:
             silence_tensorflow()
-            self.generator = interruptible(_load, self.prefix, self.args)
+            first = n_prompt and (self.args.batch_size, n_prompt, self.length)
+            self.generator = interruptible(_load, self.prefix, self.args, first)
 
     def context(self, prompt: str | None) -> list[int]:
         """The tokens of a prompt, or the start token for None. Raises UsageError for what does not fit."""
@@ -212,12 +213,12 @@ class Session:
         return text, tokens
 
 
-def _load(prefix: str, args):
+def _load(prefix: str, args, first):
     from gpt2tf.device import use_device  # Keras takes a while too, and Ctrl-C is not to wait for it
     from gpt2tf.generate import Generator
 
     use_device(args.device, args.tf32)
-    return Generator(prefix, args.dtype)
+    return Generator(prefix, args.dtype, first=first)
 
 
 def _read_vocabulary(folder: str, n_vocab: int) -> encoder.Encoder:

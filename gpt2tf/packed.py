@@ -210,8 +210,8 @@ class Packed:
             h = h * tf.gather(self.weights["wte/scale"], tokens)[:, None]
         return h + tf.gather(self.weights["wpe"], positions)
 
-    def through_layers(self, h, attend, cache):
-        """Run h, [rows, features], through all blocks. attend(c, layer, cache) -> (a, cache)."""
+    def through_layers(self, h, attend, cache, n_layer=None):
+        """Run h, [rows, features], through n_layer blocks (all). attend(c, layer, cache) -> (a, cache)."""
 
         def body(layer, h, *cache):
             attn = functools.partial(
@@ -226,7 +226,7 @@ class Packed:
             h, cache = model.block(h, self.norm("ln_1", layer), attn, self.norm("ln_2", layer), mlp)
             return (layer + 1, h, *cache)
 
-        n_layer = self.hparams.n_layer
+        n_layer = self.hparams.n_layer if n_layer is None else n_layer
         _, h, *cache = tf.while_loop(lambda layer, *_: layer < n_layer, body, (0, h, *cache))
         return h, tuple(cache)
 
@@ -240,8 +240,10 @@ class Packed:
         lead, head_features = [h.n_layer, batch, h.n_head], h.n_embd // h.n_head
         return tf.zeros([*lead, src, head_features]), tf.zeros([*lead, head_features, src])
 
-    def prompt_pass(self, tokens, src: int):
+    def prompt_pass(self, tokens, src: int, n_layer=None):
         """tokens: [batch, seq], padded on the right -> (h [batch, seq, features], cache for src positions).
+
+        n_layer: through how many layers; all.
 
         Padding lies behind what each position can see; in the cache it is for `token_pass` to mask.
         """
@@ -259,7 +261,7 @@ class Packed:
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]
         h = self.embed(tf.reshape(tokens, [-1]), positions)  # [batch * seq, features]
-        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src))
+        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src), n_layer)
         return tf.reshape(h, [batch, seq, n_embd]), cache
 
     def token_pass(self, tokens, positions, slot, mask, cache):
