@@ -9,6 +9,10 @@ Sizes that make a new program: the number of rows, the prompt's bucket (PROMPT_B
 only the loop has logits and a choice, and a prompt of one token needs no other program. Rows are padded on the
 right to the bucket; what the loop runs through goes to the slots behind it, the same for every row, and the gap
 of a shorter prompt is masked. Positions are counted by row, without the gap.
+
+To start sooner, the programs compile on the memory that the weights are read into at the same time: on a CPU tensors
+are made of it without a copy. Also tried on two cores with 124M: XLA's persistent cache, by which the first call of a
+second process takes 0.85 s in place of 2.1. It needs TF_XLA_FLAGS and a folder of the user's to write to. Not set.
 """
 
 from __future__ import annotations
