@@ -74,7 +74,7 @@ class Weights(Mapping):
         self.ignored = len(shapes) - len(self.shapes)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.tensor(name).numpy()
+        return np.asarray(memoryview(self.tensor(name)))  # read-only, and the tensor's own memory
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dtypes)
@@ -83,7 +83,7 @@ class Weights(Mapping):
         return len(self._dtypes)
 
     def tensor(self, name: str) -> tf.Tensor:
-        """As weights[name], but without the copy that NumPy makes."""
+        """As weights[name], for who wants a tensor."""
         with _damage_in(*self.data, reading=f"{name} cannot be read, "), tf.device("CPU"):
             (tensor,) = tf.raw_ops.RestoreV2(
                 prefix=self._readable,

@@ -9,6 +9,7 @@ before TensorFlow is imported, in one line on stderr, with exit code 2 for usage
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import logging
@@ -17,11 +18,11 @@ import sys
 import threading
 
 from gpt2tf import flags, limits
+from gpt2tf.console import INTERRUPTED, leave
 from gpt2tf.hparams import PUBLISHED
 from gpt2tf.settings import STRATEGIES
 
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
-INTERRUPTED = 130  # 128 + SIGINT
 TEXT_FLAGS = {"--prompt", "--stop"}
 
 
@@ -56,7 +57,8 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    _leave(code, at_once=getattr(args, "strategy", "one") == "multiworker")
+    # Also from TensorFlow's connections, which wait for workers that have left.
+    leave(code, at_once=argv is None or getattr(args, "strategy", "one") == "multiworker")
 
 
 def _prepare_streams():
@@ -277,9 +279,12 @@ def silence_tensorflow():
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
+    gc.disable()  # the import makes a million objects that all stay: looking through them again and again takes 0.3 s
     try:
         interruptible(importlib.import_module, "tensorflow")
     finally:
+        gc.freeze()
+        gc.enable()
         os.dup2(saved, 2)
         os.close(saved)
         os.close(null)
@@ -321,19 +326,3 @@ def _one_line(error):
         text = " ".join(str(error).split())
         return f"{text}; to install what is missing: pip install --upgrade {error.name or 'tensorflow'}"
     return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
-
-
-def _leave(code, at_once=False):
-    """Exit, without a word on a closed pipe.
-
-    at_once, and after Ctrl-C: without Python's own way out, as a thread may still be busy, or TensorFlow's connections
-    wait for workers that have left.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
-    if at_once or code == INTERRUPTED:
-        os._exit(code)
-    sys.exit(code)

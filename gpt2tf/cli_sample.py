@@ -51,7 +51,7 @@ def run(args) -> None:
         prompt = _given_prompt(args)
         context = session.context(prompt)
         with opened(args.output) as out:
-            session.load()
+            session.load(len(context))
             session.print_samples(prompt, context, out)
 
 
@@ -79,11 +79,12 @@ class Session:
         self.seed = args.seed
         self.runs = 0  # batches sampled so far; the random stream goes on from prompt to prompt
 
-    def load(self) -> None:
-        """Load the model if it is not there yet."""
+    def load(self, n_prompt: int | None = None) -> None:
+        """Load the model if it is not there yet. n_prompt: tokens of the first prompt, if that is known."""
         if self.generator is None:
             silence_tensorflow()
-            self.generator = interruptible(_load, self.prefix, self.args)
+            first = n_prompt and (self.args.batch_size, n_prompt, self.length)
+            self.generator = interruptible(_load, self.prefix, self.args, first)
 
     def context(self, prompt: str | None) -> list[int]:
         """The tokens of a prompt, or the start token for None. Raises UsageError for what does not fit."""
@@ -260,7 +261,7 @@ def _be_one_of_several(args) -> None:
         logging.getLogger("gpt2tf").setLevel(logging.WARNING)
 
 
-def _load(prefix: str, args):
+def _load(prefix: str, args, first):
     from gpt2tf.device import use_device  # Keras takes a while too, and Ctrl-C is not to wait for it
     from gpt2tf.generate import Generator
 
@@ -269,7 +270,7 @@ def _load(prefix: str, args):
         from gpt2tf.spread import Spread
 
         return Spread(args.strategy, prefix, args.dtype)
-    return Generator(prefix, args.dtype)
+    return Generator(prefix, args.dtype, first=first)
 
 
 def _read_vocabulary(folder: str, n_vocab: int) -> encoder.Encoder:

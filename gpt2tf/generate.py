@@ -9,10 +9,15 @@ Sizes that make a new program: the number of rows, the prompt's bucket (PROMPT_B
 only the loop has logits and a choice, and a prompt of one token needs no other program. Rows are padded on the
 right to the bucket; what the loop runs through goes to the slots behind it, the same for every row, and the gap
 of a shorter prompt is masked. Positions are counted by row, without the gap.
+
+To start sooner, the programs compile on the memory that the weights are read into at the same time: on a CPU tensors
+are made of it without a copy. Also tried on two cores with 124M: XLA's persistent cache, by which the first call of a
+second process takes 0.85 s in place of 2.1. It needs TF_XLA_FLAGS and a folder of the user's to write to. Not set.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Iterator, Sequence
 
@@ -24,7 +29,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.hparams import HParams
 from gpt2tf.layers import GPT2
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
-from gpt2tf.packed import Packed, pack
+from gpt2tf.packed import Packed, allocate, as_tensors, fill
 from gpt2tf.threshold import choose_token
 from gpt2tf.xla_ops import Ops
 
@@ -38,25 +43,51 @@ class Generator:
 
     model: a GPT2, or the path of a model as `load_model` takes it (then the weights are read straight into their
     packed form). dtype: of the matrices, float32, bfloat16, float16 or int8. jit_compile: False runs the same graph
-    without XLA, to compare.
+    without XLA, to compare. first: what `compile` takes, if it is known what will be asked first; it is then done
+    while the weights are read.
     """
 
-    def __init__(self, model: GPT2 | str | os.PathLike, dtype: str = "float32", jit_compile: bool = True):
+    def __init__(
+        self,
+        model: GPT2 | str | os.PathLike,
+        dtype: str = "float32",
+        jit_compile: bool = True,
+        first: tuple[int, int, int] | None = None,
+    ):
         if dtype not in limits.DTYPES:
             raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(limits.DTYPES)}")
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
-            weights = {v.path: v.numpy() for v in model.variables}
+            weights = {v.path: v.value for v in model.variables}
         else:
             self.hparams, weights = load_weights(model)
-        self._net = Packed(pack(weights, self.hparams, dtype), self.hparams, Ops(jit_compile))
         self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
         self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
+        arrays = allocate(self.hparams, dtype)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            filled = pool.submit(fill, arrays, weights, self.hparams, dtype)
+            if tf.config.get_visible_devices("GPU"):  # where tensors are copies
+                filled.result()
+            self._net = Packed(as_tensors(arrays, dtype), self.hparams, Ops(jit_compile))
+            if first:
+                self.compile(*first)
+            filled.result()
 
     @property
     def programs(self) -> int:
         """How many programs have been made so far; another seed, temperature, top_k, top_p or stop makes none."""
         return sum(f.experimental_get_tracing_count() for f in (self._prompt_program, self._token_program))
+
+    def compile(self, batch_size: int, n_prompt: int, length: int) -> None:
+        """Make the programs for batch_size prompts of up to n_prompt tokens, so that such a call starts at once.
+
+        They run through no layer and no step: the weights need not be there yet.
+        """
+        tokens, lengths, last = self._padded([[0] * n_prompt] * batch_size, length)
+        if not length:
+            return
+        width, noise, cache = self._begin(tokens, np.zeros([length, batch_size]), n_layer=0)
+        self._loop(last, np.zeros([batch_size], bool), lengths, width, (0, 0), noise, NO_STOP, _options(1, 0, 1), cache)
 
     def generate(self, prompts: Sequence[Sequence[int]], length: int, **options) -> list[np.ndarray]:
         """Sample `length` tokens after each of the prompts.
@@ -99,11 +130,7 @@ class Generator:
             seeds = op_seeds(seed, self.hparams.n_layer, conditional=True, temperature=temperature, top_k=top_k)
             noise = sampling_noise(*seeds, length=length, batch_size=len(tokens))
         noise = limits.check_noise(np.asarray(noise, np.float64), length, len(tokens))
-        options = {
-            "temperature": tf.constant(temperature, tf.float32),
-            "top_k": tf.constant(top_k, tf.int32),
-            "top_p": tf.constant(top_p, tf.float32),
-        }
+        options = _options(temperature, top_k, top_p)
         return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)
 
     def _padded(self, prompts, length):
@@ -128,21 +155,13 @@ class Generator:
 
     def _chunks(self, tokens, lengths, token, noise, stop, options, chunk):
         """Yields lists of [steps] int32, one for each row."""
-        batch, width = tokens.shape
         length = len(noise)
-        src = -(-(width + length) // CACHE_STEP) * CACHE_STEP
-        room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
-        room[:length] = noise
-        if width and length:
-            cache = self._prompt_program(tf.constant(tokens), src)
-        else:  # prompts of one token, and nothing in front of it
-            cache = self._net.empty_cache(batch, src)
-        done, step = np.zeros([batch], bool), 0
-        noise, lengths, width = tf.constant(room), tf.constant(lengths), tf.constant(width)
+        width, noise, cache = self._begin(tokens, noise, self.hparams.n_layer)
+        done, step = np.zeros([len(tokens)], bool), 0
         while step < length and not done.all():
-            bounds = tf.constant(step), tf.constant(min(length, step + chunk))
-            made, end, finite, token, cache = self._token_program(
-                tf.constant(token), tf.constant(done), lengths, width, *bounds, noise, tf.constant(stop), options, cache
+            bounds = step, min(length, step + chunk)
+            made, end, finite, token, cache = self._loop(
+                token, done, lengths, width, bounds, noise, stop, options, cache
             )
             if not finite:
                 raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
@@ -152,9 +171,27 @@ class Generator:
             yield [column[(count == 0) & ~over] for column, count, over in zip(made.T, before.T, done, strict=True)]
             done |= stops.any(axis=0)
 
-    def _prompt(self, tokens, src: int):
+    def _begin(self, tokens, noise, n_layer: int):
+        """tokens: [batch, width], noise: [length, batch] -> (width, noise [slots, batch], cache after the prompts)"""
+        batch, width = tokens.shape
+        length = len(noise)
+        src = -(-(width + length) // CACHE_STEP) * CACHE_STEP
+        room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
+        room[:length] = noise
+        if width and length:
+            cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
+        else:  # prompts of one token, and nothing in front of it
+            cache = self._net.empty_cache(batch, src)
+        return width, room, cache
+
+    def _loop(self, token, done, lengths, width, bounds, noise, stop, options, cache):
+        """`_tokens`, called with arrays and numbers, which as tensors become no part of the program."""
+        arguments = (token, done, lengths, width, *bounds, noise, stop)
+        return self._token_program(*map(tf.constant, arguments), options, cache)
+
+    def _prompt(self, tokens, src: int, n_layer):
         """tokens: [batch, seq] -> the cache of src slots"""
-        return self._net.prompt_pass(tokens, src)[1]
+        return self._net.prompt_pass(tokens, src, n_layer)[1]
 
     def _tokens(self, token, done, lengths, width, first, last, noise, stop, options, cache):
         """Steps first to last of the loop; each runs one token through the network and chooses the next.
@@ -182,3 +219,11 @@ class Generator:
 
     def _choose(self, logits, u, options):
         return choose_token(self._net.ops, logits, u, n_vocab=self.hparams.n_vocab, **options)
+
+
+def _options(temperature, top_k, top_p):
+    return {
+        "temperature": tf.constant(temperature, tf.float32),
+        "top_k": tf.constant(top_k, tf.int32),
+        "top_p": tf.constant(top_p, tf.float32),
+    }

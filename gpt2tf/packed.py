@@ -21,13 +21,21 @@ What was tried on two cores with 124M, and what it gave:
   to float32; at one row it is slower than the cast (1.3).
 - Unstacked weights behind a switch over the layers: products 1.1 to 1.5 times as fast, but 11 s of compiling. Not used.
 - Eigen's products in place of YNNPACK's, and [out, in] by [in, seq] for the prompt: no faster. Not used.
+- GFLOP/s of float32 products of 512 tokens: XLA 137 to 196 with [in, out], 111 to 203 with [out, in]; TensorFlow
+  without XLA 181 to 202, torch 115 to 244. Three bfloat16 products in place of one, by which float32's digits nearly
+  come back: XLA has 437 to 649 of those, so 146 to 216. Not used.
+- Packing a matrix: NumPy transposes [3072, 768] whole in 12 ms, in strips of 64 columns in 2.3; TensorFlow's own takes
+  1.7 on both cores, and 3.6 with the copy into place. Rows of 64 outputs at a time: 11 ms.
 - XLA_FLAGS=--xla_cpu_prefer_vector_width=512: int8 products 20% faster, a token of int8 5%. Not set.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import math
+import os
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -41,44 +49,110 @@ from gpt2tf.xla_ops import BLOCK, Ops
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
 FUSABLE = 4095  # numbers in a vector up to which XLA on a CPU casts the weights inside the product (16 KiB)
+READERS = 4  # threads that read and pack, each of which holds a variable
+STRIP = 64  # columns of a matrix that are transposed at a time
+ALIGNMENT = 64  # bytes
+STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.uint16, "int8": np.int8}
 
 
 def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> dict[str, tf.Tensor]:
     """The weights of a model as the tensors of a `Packed`.
 
-    weights: by the original's names, read one layer at a time. dtype: one of `limits.DTYPES`, of the matrices and
-    wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under name + "/scale".
+    weights: by the original's names, each read once, from several threads. dtype: one of `limits.DTYPES`, of the
+    matrices and wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under
+    name + "/scale".
     """
-    packed: dict[str, tf.Tensor] = {}
-    wte = np.asarray(weights["model/wte"])  # [vocab, features]
-    wte = np.pad(wte, [(0, -len(wte) % (BLOCK * GROUPS)), (0, 0)])  # [padded vocab, features]
-    packed.update(_matrix("wte", wte, dtype))
-    packed["wpe"] = tf.constant(weights["model/wpe"])
-    for leaf in "gb":
-        packed[f"ln_f/{leaf}"] = tf.constant(weights[f"model/ln_f/{leaf}"])
-    for name in (name.removeprefix("model/h0/") for name in variable_shapes(hparams) if name.startswith("model/h0/")):
-        scope, leaf = name.rsplit("/", 1)
-        layers = []
-        for layer in range(hparams.n_layer):
-            value = np.asarray(weights[f"model/h{layer}/{name}"])
-            layers.append(_matrix(scope, value[0].T, dtype) if leaf == "w" else {name: value})
-        for key in layers[0]:
-            packed[key] = tf.stack([layer[key] for layer in layers])
-    return packed
+    arrays = allocate(hparams, dtype)
+    fill(arrays, weights, hparams, dtype)
+    return as_tensors(arrays, dtype)
 
 
-def _matrix(name: str, w: np.ndarray, dtype: str) -> dict[str, tf.Tensor]:
-    """[out, in] float32 -> {name: [groups, out / groups, in] of dtype}, and its scale [out] for int8."""
-    packed = {}
+def allocate(hparams: HParams, dtype: str) -> dict[str, np.ndarray]:
+    """The arrays of a `pack` to be: zeros, without memory until they are filled. 16 bits of any kind are uint16."""
+    arrays = {}
+    for name, shape in variable_shapes(hparams).items():
+        key, layer = _place(name)
+        if layer:  # in the array of the first
+            continue
+        lead = [] if layer is None else [hparams.n_layer]
+        if not _is_matrix(name):
+            arrays[key] = _zeros([*lead, *shape], np.float32)
+            continue
+        out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
+        groups = math.gcd(GROUPS, out)  # GROUPS for all published sizes
+        arrays[key] = _zeros([*lead, groups, out // groups, n_in], STORED[dtype])
+        if dtype == "int8":
+            arrays[f"{key}/scale"] = _zeros([*lead, out], np.float32)
+    return arrays
+
+
+def fill(arrays: dict[str, np.ndarray], weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> None:
+    """Read the weights into the arrays of `allocate`, a few variables at a time. Raises what the reading does."""
+    by_size = sorted(variable_shapes(hparams).items(), key=lambda item: -math.prod(item[1]))
+    with concurrent.futures.ThreadPoolExecutor(min(READERS, os.cpu_count())) as pool:
+        done = [pool.submit(_fill_one, arrays, name, weights, dtype) for name, _ in by_size]
+        try:
+            for each in done:
+                each.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+    key, layer = _place(name)
+    at = ... if layer is None else layer
+    value = np.asarray(weights[name])
+    if not _is_matrix(name):
+        arrays[key][at] = value
+        return
+    w = value if key == "wte" else value[0].T  # [out, in]
+    rows = arrays[key][at].reshape(-1, w.shape[1])[: len(w)]  # [out, in], without wte's padding
     if dtype == "int8":
-        scale = np.maximum(np.abs(w).max(axis=1) / np.float32(127), np.finfo(np.float32).tiny)  # [out]
-        packed[f"{name}/scale"] = tf.constant(scale)
-        with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
-            w = np.rint(w / scale[:, None]).astype(np.int8)
-    groups = math.gcd(GROUPS, len(w))  # GROUPS for all published sizes
-    grouped = tf.constant(np.ascontiguousarray(w).reshape(groups, -1, w.shape[1]))
-    packed[name] = tf.cast(grouped, dtype)
-    return packed
+        largest = np.maximum(w.max(axis=1), -w.min(axis=1))  # [out]
+        scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # [out]
+        arrays[f"{key}/scale"][at][: len(w)] = scale
+    elif dtype != "float32":
+        narrow = np.asarray(tf.bitcast(tf.cast(value, dtype), tf.uint16))
+        w = narrow if key == "wte" else narrow[0].T  # [out, in]
+    # In strips, since NumPy's transposition of a whole matrix takes five times as long.
+    for start in range(0, w.shape[1], STRIP):
+        strip = w[:, start : start + STRIP]
+        if dtype == "int8":
+            with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
+                strip = np.rint(strip / scale[:, None])
+                rows[:, start : start + STRIP] = strip.astype(np.int8)
+        else:
+            rows[:, start : start + STRIP] = strip
+
+
+def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor]:
+    """The same memory as tensors; on a GPU, copies of it."""
+    tensors = {}
+    for key, array in arrays.items():
+        tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        tensor = tf.bitcast(tensor, dtype) if array.dtype == np.uint16 else tensor
+        tensors[key] = tf.identity(tensor) if tf.config.get_visible_devices("GPU") else tensor
+    return tensors
+
+
+def _place(name: str) -> tuple[str, int | None]:
+    """The key of a variable among the packed weights, and its layer, or None for what is outside of the layers."""
+    name = name.removeprefix("model/")
+    scope, _, rest = name.partition("/")
+    return (rest.removesuffix("/w"), int(scope[1:])) if re.fullmatch(r"h\d+", scope) else (name, None)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(("/w", "/wte"))
+
+
+def _zeros(shape, dtype) -> np.ndarray:
+    """Aligned as XLA wants its arguments."""
+    n = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(n + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + n].view(dtype).reshape(shape)
 
 
 class Packed:
@@ -141,8 +215,8 @@ class Packed:
             h = h * tf.gather(self.weights["wte/scale"], tokens)[:, None]
         return h + tf.gather(self.weights["wpe"], positions)
 
-    def through_layers(self, h, attend, cache):
-        """Run h, [rows, features], through all blocks. attend(c, layer, cache) -> (a, cache)."""
+    def through_layers(self, h, attend, cache, n_layer=None):
+        """Run h, [rows, features], through n_layer blocks (all). attend(c, layer, cache) -> (a, cache)."""
 
         def body(layer, h, *cache):
             attn = functools.partial(
@@ -157,7 +231,7 @@ class Packed:
             h, cache = model.block(h, self.norm("ln_1", layer), attn, self.norm("ln_2", layer), mlp)
             return (layer + 1, h, *cache)
 
-        n_layer = self.hparams.n_layer
+        n_layer = self.hparams.n_layer if n_layer is None else n_layer
         _, h, *cache = tf.while_loop(lambda layer, *_: layer < n_layer, body, (0, h, *cache))
         return h, tuple(cache)
 
@@ -171,8 +245,10 @@ class Packed:
         lead, head_features = [h.n_layer, batch, h.n_head], h.n_embd // h.n_head
         return tf.zeros([*lead, src, head_features]), tf.zeros([*lead, head_features, src])
 
-    def prompt_pass(self, tokens, src: int):
+    def prompt_pass(self, tokens, src: int, n_layer=None):
         """tokens: [batch, seq], padded on the right -> (h [batch, seq, features], cache for src positions).
+
+        n_layer: through how many layers; all.
 
         Padding lies behind what each position can see; in the cache it is for `token_pass` to mask.
         """
@@ -190,7 +266,7 @@ class Packed:
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]
         h = self.embed(tf.reshape(tokens, [-1]), positions)  # [batch * seq, features]
-        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src))
+        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src), n_layer)
         return tf.reshape(h, [batch, seq, n_embd]), cache
 
     def token_pass(self, tokens, positions, slot, mask, cache):

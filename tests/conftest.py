@@ -106,7 +106,7 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
     monkeypatch.setattr(
         cli_sample,
         "_load",
-        lambda prefix, args: tiny_generator if prefix.startswith(str(GOLDEN)) else load(prefix, args),
+        lambda prefix, args, first: tiny_generator if prefix.startswith(str(GOLDEN)) else load(prefix, args, first),
     )
 
     def leave_at_once(code):

@@ -134,6 +134,27 @@ def test_all_streams_closed_and_output_to_a_file(tmp_path):
     assert os.listdir(tmp_path) == ["samples"]
 
 
+def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
+    """The interpreter is not taken apart, which would wait for the thread; what is to be removed at exit is."""
+    model, scratch = tmp_path / "a[b]", tmp_path / "scratch"  # TensorFlow would take that name for a pattern
+    model.symlink_to(TINY)
+    scratch.mkdir()
+    code = (
+        "import threading, time; from gpt2tf import cli;"
+        "threading.Thread(target=time.sleep, args=[600]).start(); cli.main('sample')"
+    )
+    flags = ["--model_name", str(model), *SAMPLE[4:]]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *flags],
+        env=BARE | {"TMPDIR": str(scratch), "PYTHONPATH": str(SCRIPT.parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert (run.returncode, run.stdout) == (0, FOUR)
+    assert os.listdir(scratch) == []
+
+
 def test_ctrl_c_while_tensorflow_is_imported(tmp_path):
     (tmp_path / "samples").write_text("old")
     process = start("--output=samples", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -78,6 +78,34 @@ def test_a_folder_and_its_model_are_the_same(graph):
     assert lists(found) == lists(graph.generate([[1, 2, 3]], **options))
 
 
+def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, tiny, graph):
+    """No weight is to be had before the programs are there, and the first call makes none."""
+    compiled, compile_ = threading.Event(), Generator.compile
+
+    class Late(dict):
+        def __getitem__(self, name):
+            assert compiled.wait(60)
+            return super().__getitem__(name)
+
+    def compile_and_tell(self, *first):
+        compile_(self, *first)
+        compiled.set()
+
+    weights = Late({v.path: v.numpy() for v in tiny.variables})
+    monkeypatch.setattr("gpt2tf.generate.load_weights", lambda path: (tiny.hparams, weights))
+    monkeypatch.setattr(Generator, "compile", compile_and_tell)
+    generator = Generator("a path", jit_compile=False, first=(1, 3, 8))
+    assert generator.programs == 2
+    options = {"length": 8, "seed": 5, "top_k": 40}
+    assert lists(generator.generate([[1, 2, 3]], **options)) == lists(graph.generate([[1, 2, 3]], **options))
+    assert generator.programs == 2
+
+
+@pytest.mark.parametrize("first", [(1, 1, 0), (2, 64, 1)])
+def test_compiling_for_the_ends_of_what_is_possible(tiny, first):
+    Generator(tiny, jit_compile=False, first=first)
+
+
 def test_a_seed_stands_for_the_originals_first_run(generator):
     case = next(c for c in read_cases("tiny-a") if c["prompt"] and c["batch_size"] == 1 and c["length"] == 40)
     found = generator.generate(

@@ -1,5 +1,7 @@
 """The packed weights: what a quantized matrix holds, and the logits of the network over each kind of them."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -56,6 +58,22 @@ def test_int8_is_rounded_by_output_row(tiny, weights):
         assert np.array_equal(rows_of(packed, name)[..., :n_out, :], values)
         assert np.array_equal(packed[f"{name}/scale"].numpy()[..., :n_out], scale)
         assert np.abs(values).max(axis=-1).min() == 127  # every row uses the whole range
+
+
+def test_what_cannot_be_read_ends_the_packing(tiny, weights):
+    read = []
+
+    class Damaged(dict):
+        def __getitem__(self, name):
+            read.append(name)
+            if name == "model/wte":  # the largest, and so the first
+                raise ValueError("damaged")
+            time.sleep(0.1)  # reading the rest would take seconds
+            return super().__getitem__(name)
+
+    with pytest.raises(ValueError, match="damaged"):
+        pack(Damaged(weights), tiny.hparams, "float32")
+    assert len(read) < len(weights) / 2
 
 
 def test_int8_halves_go_to_the_even_side_and_rows_of_zeros_stay(tiny, weights):
