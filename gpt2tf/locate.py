@@ -39,8 +39,9 @@ def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str
         remedy = f"it is now called {published}: --model_name {published}"
     else:
         folder = shlex.quote(os.fspath(models_dir))
-        remedy = f"to download {wanted}: gpt2tf download {wanted} --models_dir {folder}"
-        remedy += f"; here already, without a download: --model_name {' or '.join(sorted(_folders(BUNDLED)))}"
+        bundled = " or ".join(sorted(_folders(BUNDLED)))
+        remedy = f"--model_name {bundled} needs no download; to download {wanted}: "
+        remedy += f"gpt2tf download {wanted} --models_dir {folder}"
     raise FileNotFoundError(
         f"there is no model {model_name!r} in {models_dir} (there: {', '.join(there) or 'none'}); {remedy}"
     )
