@@ -7,9 +7,9 @@ embedding's sum, norms, softmax and logits stay in float32. Differences: the cac
 [layer, batch, heads, src, head_features] and values [layer, batch, heads, head_features, src], because so
 one token's attention reads both in place.
 
-Layouts of a matrix of `out` rows by `in` columns, as XLA on a CPU has it: [layer, GROUPS, out / GROUPS, in]. For
-one row of activations each group is a kernel's share of a matrix-vector product, with the cast of the
-weights inside; for more rows the groups are joined again and multiplied as a matrix.
+Layout of a matrix of `out` rows by `in` columns: [layer, STREAMS, GROUPS, out / GROUPS, in / STREAMS]. For one row of
+activations each group is a kernel's share of a matrix-vector product, with the cast of the weights inside, which reads
+all streams at a time; for more rows the matrix is put together again and multiplied as such.
 
 What was tried on two cores with 124M, and what it gave:
 - Barriers keep a cast in the loop but do not keep norm and gelu out of a product's kernel, where they are computed
@@ -46,9 +46,9 @@ from gpt2tf.hparams import HParams
 from gpt2tf.names import variable_shapes
 from gpt2tf.xla_ops import BLOCK, Ops
 
+STREAMS = 4  # places of memory that a matrix-vector product reads at a time: 6.7 G weights/s of float32, 4.7 from one
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
-FUSABLE = 4095  # numbers in a vector up to which XLA on a CPU casts the weights inside the product (16 KiB)
 READERS = 4  # threads that read and pack, each of which holds a variable
 STRIP = 64  # columns of a matrix that are transposed at a time
 ALIGNMENT = 64  # bytes
@@ -79,8 +79,8 @@ def allocate(hparams: HParams, dtype: str) -> dict[str, np.ndarray]:
             arrays[key] = _zeros([*lead, *shape], np.float32)
             continue
         out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
-        groups = math.gcd(GROUPS, out)  # GROUPS for all published sizes
-        arrays[key] = _zeros([*lead, groups, out // groups, n_in], STORED[dtype])
+        groups, streams = math.gcd(GROUPS, out), math.gcd(STREAMS, n_in)  # the constants for all published sizes
+        arrays[key] = _zeros([*lead, streams, groups, out // groups, n_in // streams], STORED[dtype])
         if dtype == "int8":
             arrays[f"{key}/scale"] = _zeros([*lead, out], np.float32)
     return arrays
@@ -107,7 +107,8 @@ def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np
         arrays[key][at] = value
         return
     w = value if key == "wte" else value[0].T  # [out, in]
-    rows = arrays[key][at].reshape(-1, w.shape[1])[: len(w)]  # [out, in], without wte's padding
+    target = arrays[key][at]  # [streams, groups, out / groups, in / streams]
+    rows = target.reshape(len(target), -1, target.shape[-1])[:, : len(w)]  # [streams, out, in / streams], no padding
     if dtype == "int8":
         largest = np.maximum(w.max(axis=1), -w.min(axis=1))  # [out]
         scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # [out]
@@ -116,14 +117,13 @@ def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np
         narrow = np.asarray(tf.bitcast(tf.cast(value, dtype), tf.uint16))
         w = narrow if key == "wte" else narrow[0].T  # [out, in]
     # In strips, since NumPy's transposition of a whole matrix takes five times as long.
-    for start in range(0, w.shape[1], STRIP):
-        strip = w[:, start : start + STRIP]
-        if dtype == "int8":
-            with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
-                strip = np.rint(strip / scale[:, None])
-                rows[:, start : start + STRIP] = strip.astype(np.int8)
-        else:
-            rows[:, start : start + STRIP] = strip
+    for rows_of, part in zip(rows, np.split(w, len(rows), axis=1), strict=True):
+        for start in range(0, part.shape[1], STRIP):
+            strip = part[:, start : start + STRIP]
+            if dtype == "int8":
+                with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
+                    strip = np.rint(strip / scale[:, None]).astype(np.int8)
+            rows_of[:, start : start + STRIP] = strip
 
 
 def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor]:
@@ -155,6 +155,12 @@ def _zeros(shape, dtype) -> np.ndarray:
     return raw[start : start + n].view(dtype).reshape(shape)
 
 
+def _rows(w):
+    """[streams, groups, out / groups, in / streams] -> [out, in]"""
+    w = tf.transpose(w, [1, 2, 0, 3])  # [groups, out / groups, streams, in / streams]
+    return tf.reshape(w, [w.shape[0] * w.shape[1], -1])  # [out, in]
+
+
 class Packed:
     """The network over packed weights. `layer` is None for what is outside of the layers, else the loop's index."""
 
@@ -172,12 +178,12 @@ class Packed:
         """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
         # The division keeps what made x out of the product's kernel, where it would be made again for each row.
         x = x / self.one
-        w, x = self.ops.barrier(self.weight(name, layer), x)  # [groups, out / groups, in], [rows, in]
-        rows, n_in = x.shape
-        if rows >= MATMUL_FROM:
-            y = self._matmul(x, tf.reshape(w, [-1, n_in]))
+        # [streams, groups, out / groups, in / streams], [rows, in]
+        w, x = self.ops.barrier(self.weight(name, layer), x)
+        if x.shape[0] >= MATMUL_FROM:
+            y = self._matmul(x, _rows(w))
         else:
-            y = tf.stack([self._matvec(x[row], tf.cast(w, tf.float32)) for row in range(rows)])  # [rows, out]
+            y = tf.stack([self._matvec(row, tf.cast(w, tf.float32)) for row in tf.unstack(x)])  # [rows, out]
         scale = f"{name}/scale"
         return y * self.weight(scale, layer) if scale in self.weights else y
 
@@ -193,13 +199,11 @@ class Packed:
         return tf.cast(tf.matmul(q, w, transpose_b=True, output_type=tf.int32), tf.float32) * step
 
     def _matvec(self, x, w):
-        """x: [in], w: [groups, out / groups, in], float32 both -> [out]"""
-        parts = -(-x.shape[0] // FUSABLE)
-        cuts = [x.shape[0] * part // parts for part in range(parts + 1)]
-        products = [
-            tf.einsum("goi,i->go", w[..., start:end], x[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)
-        ]
-        return sum(tf.reshape(product, [-1]) for product in products)  # [out]
+        """x: [in], w: [streams, groups, out / groups, in / streams], float32 both -> [out]"""
+        streams, *_, n = w.shape
+        ones = self.ops.barrier(tf.ones([n]))
+        wx = sum(w[i] * x[i * n : (i + 1) * n] for i in range(streams))  # [groups, out / groups, in / streams]
+        return tf.reshape(tf.einsum("goi,i->go", wx, ones), [-1])  # [out]
 
     def linear(self, name, layer):
         return lambda x: self.dense(x, name, layer) + self.weight(f"{name}/b", layer)
@@ -209,8 +213,10 @@ class Packed:
 
     def embed(self, tokens, positions):
         """tokens, positions: [rows] -> [rows, features] float32"""
-        wte = self.weights["wte"]
-        h = tf.cast(tf.gather(tf.reshape(wte, [-1, wte.shape[-1]]), tokens), tf.float32)  # [rows, features]
+        wte = self.weights["wte"]  # [streams, groups, padded vocab / groups, features / streams]
+        wte = tf.reshape(wte, [wte.shape[0], -1, wte.shape[-1]])  # [streams, padded vocab, features / streams]
+        h = tf.transpose(tf.gather(wte, tokens, axis=1), [1, 0, 2])  # [rows, streams, features / streams]
+        h = tf.cast(tf.reshape(h, [tokens.shape[0], -1]), tf.float32)  # [rows, features]
         if "wte/scale" in self.weights:
             h = h * tf.gather(self.weights["wte/scale"], tokens)[:, None]
         return h + tf.gather(self.weights["wpe"], positions)
