@@ -7,8 +7,8 @@ of the program and not a part of it, and a row ends at a stop token.
 Sizes that make a new program: the number of rows, the prompt's bucket (PROMPT_BUCKETS) and the cache's
 (CACHE_STEP). A prompt goes through the first program but for its last token, with which the loop begins: so
 only the loop has logits and a choice, and a prompt of one token needs no other program. Rows are padded on the
-right to the bucket; what the loop runs through goes to the slots behind it, the same for every row, and the gap
-of a shorter prompt is masked. Positions are counted by row, without the gap.
+right to the bucket; what the loop runs through goes to the slots behind the longest prompt, the same for every row,
+and the gap of a shorter one is masked. Positions are counted by row, without the gap.
 
 To start sooner, the programs compile on the memory that the weights are read into at the same time: on a CPU tensors
 are made of it without a copy. Also tried on two cores with 124M: XLA's persistent cache, by which the first call of a
@@ -86,8 +86,9 @@ class Generator:
         tokens, lengths, last = self._padded([[0] * n_prompt] * batch_size, length)
         if not length:
             return
-        width, noise, cache = self._begin(tokens, np.zeros([length, batch_size]), n_layer=0)
-        self._loop(last, np.zeros([batch_size], bool), lengths, width, (0, 0), noise, NO_STOP, _options(1, 0, 1), cache)
+        noise, cache = self._begin(tokens, np.zeros([length, batch_size]), n_layer=0)
+        done, options = np.zeros([batch_size], bool), _options(1, 0, 1)
+        self._loop(last, done, lengths, lengths.max(), (0, 0), noise, NO_STOP, options, cache)
 
     def generate(self, prompts: Sequence[Sequence[int]], length: int, **options) -> list[np.ndarray]:
         """Sample `length` tokens after each of the prompts.
@@ -155,8 +156,8 @@ class Generator:
 
     def _chunks(self, tokens, lengths, token, noise, stop, options, chunk):
         """Yields lists of [steps] int32, one for each row."""
-        length = len(noise)
-        width, noise, cache = self._begin(tokens, noise, self.hparams.n_layer)
+        length, width = len(noise), lengths.max()
+        noise, cache = self._begin(tokens, noise, self.hparams.n_layer)
         done, step = np.zeros([len(tokens)], bool), 0
         while step < length and not done.all():
             bounds = step, min(length, step + chunk)
@@ -172,17 +173,18 @@ class Generator:
             done |= stops.any(axis=0)
 
     def _begin(self, tokens, noise, n_layer: int):
-        """tokens: [batch, width], noise: [length, batch] -> (width, noise [slots, batch], cache after the prompts)"""
-        batch, width = tokens.shape
+        """tokens: [batch, bucket], noise: [length, batch] -> (noise [slots, batch], cache after the prompts)"""
+        batch, bucket = tokens.shape
         length = len(noise)
-        src = -(-(width + length) // CACHE_STEP) * CACHE_STEP
+        # The longest prompt and the length never need more than n_ctx slots.
+        src = -(-min(bucket + length, self.hparams.n_ctx) // CACHE_STEP) * CACHE_STEP
         room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
         room[:length] = noise
-        if width and length:
+        if bucket and length:
             cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
         else:  # prompts of one token, and nothing in front of it
             cache = self._net.empty_cache(batch, src)
-        return width, room, cache
+        return room, cache
 
     def _loop(self, token, done, lengths, width, bounds, noise, stop, options, cache):
         """`_tokens`, called with arrays and numbers, which as tensors become no part of the program."""

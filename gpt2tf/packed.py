@@ -9,7 +9,8 @@ one token's attention reads both in place.
 
 Layout of a matrix of `out` rows by `in` columns: [layer, STREAMS, GROUPS, out / GROUPS, in / STREAMS]. For one row of
 activations each group is a kernel's share of a matrix-vector product, with the cast of the weights inside, which reads
-all streams at a time; for more rows the matrix is put together again and multiplied as such.
+all streams at a time. For a few rows the streams are multiplied apart, in place; for many, and for 16 bits, the matrix
+is put together again first.
 
 What was tried on two cores with 124M, and what it gave:
 - Barriers keep a cast in the loop but do not keep norm and gelu out of a product's kernel, where they are computed
@@ -58,6 +59,7 @@ from gpt2tf.xla_ops import BLOCK, Ops
 
 STREAMS = 4  # places of memory that a matrix-vector product reads at a time: 6.7 G weights/s of float32, 4.7 from one
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
+CACHE_PARTS = 4  # a token's attention reads the first so many of them, up to its slot
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
 READERS = 4  # threads that read and pack, each of which holds a variable
 STRIP = 64  # columns of a matrix that are transposed at a time
@@ -292,20 +294,25 @@ class Packed:
         batch, src = mask.shape
         n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
         head_features = n_embd // n_head
-        ones = self.ops.barrier(tf.ones([head_features])), self.ops.barrier(tf.ones([src]))
+        parts = math.gcd(CACHE_PARTS, src)
+
+        def attend_first(n, q, layer, keys, values):
+            """To the first n slots. Products with ones read the cache in place, where a batched one would copy it."""
+            ones = self.ops.barrier(tf.ones([head_features])), self.ops.barrier(tf.ones([n]))
+            qk = tf.reshape(keys[layer, :, :, :n] * q[:, :, None, :], [-1, head_features])
+            w = tf.reshape(tf.linalg.matvec(qk, ones[0]), [batch, n_head, n])  # [batch, heads, src]
+            w = self.ops.barrier(model.attn_weights(w, mask[:, None, :n], head_features))
+            wv = tf.reshape(values[layer, ..., :n] * w[:, :, None, :], [-1, n])
+            return tf.reshape(tf.linalg.matvec(wv, ones[1]), [batch, n_embd])  # [batch, features]
 
         def attend(c, layer, cache):
             c = tf.reshape(self.ops.barrier(c), [batch, 3, n_head, head_features])
             q, k, v = tf.unstack(c, axis=1)  # [batch, heads, head_features]
             keys = self.ops.update(cache[0], k[None, :, :, None, :], [layer, 0, 0, slot, 0])
             values = self.ops.update(cache[1], v[None, :, :, :, None], [layer, 0, 0, 0, slot])
-            # Products with ones read the cache in place; a batched product would copy the layer out of it first.
-            qk = tf.reshape(keys[layer] * q[:, :, None, :], [-1, head_features])
-            w = tf.reshape(tf.linalg.matvec(qk, ones[0]), [batch, n_head, src])  # [batch, heads, src]
-            w = self.ops.barrier(model.attn_weights(w, mask[:, None, :], head_features))
-            wv = tf.reshape(values[layer] * w[:, :, None, :], [-1, src])
-            a = tf.reshape(tf.linalg.matvec(wv, ones[1]), [batch, n_embd])  # [batch, features]
-            return a, (keys, values)
+            sizes = [src * (part + 1) // parts for part in range(parts)]
+            branches = [functools.partial(attend_first, n, q, layer, keys, values) for n in sizes]
+            return tf.switch_case(slot * parts // src, branches), (keys, values)
 
         h, cache = self.through_layers(self.embed(tokens, positions), attend, cache)
         return self.logits(h), cache
