@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.hparams import HParams
 from gpt2tf.layers import GPT2
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
-from gpt2tf.packed import Packed, allocate, as_tensors, fill
+from gpt2tf.packed import Packed, allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.threshold import choose_token
 from gpt2tf.xla_ops import Ops
 
@@ -63,12 +64,13 @@ class Generator:
             self.hparams, weights = load_weights(model)
         self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
         self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
-        arrays = allocate(self.hparams, dtype)
+        self._dtype, self._ops, self._making = dtype, Ops(jit_compile), threading.Lock()
+        self._arrays = allocate(self.hparams, dtype, streams_for(first[0] if first else 1))
+        self._nets: dict[int, Packed] = {}  # by the streams of their layout
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            filled = pool.submit(fill, arrays, weights, self.hparams, dtype)
+            filled = pool.submit(fill, self._arrays, weights, self.hparams, dtype)
             if tf.config.get_visible_devices("GPU"):  # where tensors are copies
                 filled.result()
-            self._net = Packed(as_tensors(arrays, dtype), self.hparams, Ops(jit_compile))
             if first:
                 self.compile(*first)
             filled.result()
@@ -134,6 +136,15 @@ class Generator:
         options = _options(temperature, top_k, top_p)
         return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)
 
+    def _net(self, batch: int) -> Packed:
+        """The network in the layout for so many rows. A second layout takes the memory of another copy."""
+        with self._making:
+            streams = streams_for(batch)
+            if streams not in self._nets:
+                arrays = in_streams(self._arrays, streams) if self._nets else self._arrays
+                self._nets[streams] = Packed(as_tensors(arrays, self._dtype), self.hparams, self._ops)
+            return self._nets[streams]
+
     def _padded(self, prompts, length):
         """The prompts without their last tokens, [batch, bucket], how long they are, and the last tokens, [batch] both.
 
@@ -183,7 +194,7 @@ class Generator:
         if bucket and length:
             cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
         else:  # prompts of one token, and nothing in front of it
-            cache = self._net.empty_cache(batch, src)
+            cache = self._net(batch).empty_cache(batch, src)
         return room, cache
 
     def _loop(self, token, done, lengths, width, bounds, noise, stop, options, cache):
@@ -193,7 +204,7 @@ class Generator:
 
     def _prompt(self, tokens, src: int, n_layer):
         """tokens: [batch, seq] -> the cache of src slots"""
-        return self._net.prompt_pass(tokens, src, n_layer)[1]
+        return self._net(tokens.shape[0]).prompt_pass(tokens, src, n_layer)[1]
 
     def _tokens(self, token, done, lengths, width, first, last, noise, stop, options, cache):
         """Steps first to last of the loop; each runs one token through the network and chooses the next.
@@ -202,14 +213,14 @@ class Generator:
         first of width slots; noise: [slots, batch]
         -> (tokens [slots, batch], made from first to end; end; whether all logits were finite; token; cache)
         """
-        slots = tf.range(noise.shape[0])
+        slots, net = tf.range(noise.shape[0]), self._net(token.shape[0])
 
         def body(step, token, done, finite, out, *cache):
             slot = width + step
             seen = (slots < lengths[:, None]) | ((slots >= width) & (slots <= slot))  # [batch, slots]
-            logits, cache = self._net.token_pass(token, lengths + step, slot, tf.cast(seen, tf.float32), cache)
+            logits, cache = net.token_pass(token, lengths + step, slot, tf.cast(seen, tf.float32), cache)
             token, fine = self._choose(logits, noise[step], options)
-            out = self._net.ops.update(out, token[None], [step, 0])
+            out = net.ops.update(out, token[None], [step, 0])
             return (step + 1, token, done | (token == stop), finite & fine, out, *cache)
 
         end, token, done, finite, out, *cache = tf.while_loop(
@@ -220,7 +231,7 @@ class Generator:
         return out, end, finite, token, tuple(cache)
 
     def _choose(self, logits, u, options):
-        return choose_token(self._net.ops, logits, u, n_vocab=self.hparams.n_vocab, **options)
+        return choose_token(self._ops, logits, u, n_vocab=self.hparams.n_vocab, **options)
 
 
 def _options(temperature, top_k, top_p):

@@ -61,25 +61,31 @@ STREAMS = 4  # places of memory that a matrix-vector product reads at a time: 6.
 GROUPS = 8  # a matrix-vector product in this many parts keeps two threads busy: 15 G weights/s, 11 in one
 CACHE_PARTS = 4  # a token's attention reads the first so many of them, up to its slot
 MATMUL_FROM = 4  # rows of activations from which one matrix product beats as many matrix-vector products
+FEW_ROWS = 64  # of activations, up to which a matrix product takes longer to copy its matrix than to multiply
 READERS = 4  # threads that read and pack, each of which holds a variable
 STRIP = 64  # columns of a matrix that are transposed at a time
 ALIGNMENT = 64  # bytes
 STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.uint16, "int8": np.int8}
 
 
-def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> dict[str, tf.Tensor]:
+def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str, batch: int = 1) -> dict[str, tf.Tensor]:
     """The weights of a model as the tensors of a `Packed`.
 
     weights: by the original's names, each read once, from several threads. dtype: one of `limits.DTYPES`, of the
     matrices and wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under
-    name + "/scale".
+    name + "/scale". batch: the rows that the layout is for; it works for others too.
     """
-    arrays = allocate(hparams, dtype)
+    arrays = allocate(hparams, dtype, streams_for(batch))
     fill(arrays, weights, hparams, dtype)
     return as_tensors(arrays, dtype)
 
 
-def allocate(hparams: HParams, dtype: str) -> dict[str, np.ndarray]:
+def streams_for(batch: int) -> int:
+    """The streams of the layout that is best for so many rows."""
+    return 1 if batch >= MATMUL_FROM or tf.config.get_visible_devices("GPU") else STREAMS
+
+
+def allocate(hparams: HParams, dtype: str, streams: int) -> dict[str, np.ndarray]:
     """The arrays of a `pack` to be: zeros, without memory until they are filled. 16 bits of any kind are uint16."""
     arrays = {}
     for name, shape in variable_shapes(hparams).items():
@@ -91,8 +97,8 @@ def allocate(hparams: HParams, dtype: str) -> dict[str, np.ndarray]:
             arrays[key] = _zeros([*lead, *shape], np.float32)
             continue
         out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
-        groups, streams = math.gcd(GROUPS, out), math.gcd(STREAMS, n_in)  # the constants for all published sizes
-        arrays[key] = _zeros([*lead, streams, groups, out // groups, n_in // streams], STORED[dtype])
+        groups, parts = math.gcd(GROUPS, out), math.gcd(streams, n_in)  # GROUPS and streams for all published sizes
+        arrays[key] = _zeros([*lead, parts, groups, out // groups, n_in // parts], STORED[dtype])
         if dtype == "int8":
             arrays[f"{key}/scale"] = _zeros([*lead, out], np.float32)
     return arrays
@@ -138,13 +144,36 @@ def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np
             rows_of[:, start : start + STRIP] = strip
 
 
-def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor]:
-    """The same memory as tensors; on a GPU, copies of it."""
+def in_streams(arrays: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
+    """Filled arrays in another layout. What has no streams is shared."""
+    others = {}
+    for key, array in arrays.items():
+        others[key] = array
+        if array.ndim >= 4:
+            *lead, old, groups, rows, n = array.shape
+            new = math.gcd(streams, old * n)
+            others[key] = _zeros([*lead, new, groups, rows, old * n // new], array.dtype)
+            whole = np.moveaxis(array, -4, -2).reshape(*lead, groups, rows, new, -1)
+            np.copyto(others[key], np.moveaxis(whole, -2, -4))
+    return others
+
+
+def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor | list[tf.Tensor]]:
+    """The same memory as tensors; on a GPU, copies of it.
+
+    Matrices of float32 and int8 that are in one stream are there a second time, layer by layer: name + "/layers".
+    """
     tensors = {}
     for key, array in arrays.items():
         tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         tensor = tf.bitcast(tensor, dtype) if array.dtype == np.uint16 else tensor
-        tensors[key] = tf.identity(tensor) if tf.config.get_visible_devices("GPU") else tensor
+        if tf.config.get_visible_devices("GPU"):
+            tensors[key] = tf.identity(tensor)
+            continue
+        tensors[key] = tensor
+        if array.ndim == 5 and array.shape[1] == 1 and array.dtype != np.uint16 and array[0].nbytes % ALIGNMENT == 0:
+            layers = array.reshape(len(array), -1, array.shape[-1])  # [layer, out, in]
+            tensors[f"{key}/layers"] = [tf.experimental.dlpack.from_dlpack(w.__dlpack__()) for w in layers]
     return tensors
 
 
@@ -190,25 +219,36 @@ class Packed:
         """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
         # The division keeps what made x out of the product's kernel, where it would be made again for each row.
         x = x / self.one
-        # [streams, groups, out / groups, in / streams], [rows, in]
-        w, x = self.ops.barrier(self.weight(name, layer), x)
-        if x.shape[0] >= MATMUL_FROM:
-            y = self._matmul(x, _rows(w))
+        if x.shape[0] >= MATMUL_FROM or tf.config.get_visible_devices("GPU"):
+            y = self._matmul(x, name, layer)
         else:
+            # [streams, groups, out / groups, in / streams], [rows, in]
+            w, x = self.ops.barrier(self.weight(name, layer), x)
             y = tf.stack([self._matvec(row, tf.cast(w, tf.float32)) for row in tf.unstack(x)])  # [rows, out]
         scale = f"{name}/scale"
         return y * self.weight(scale, layer) if scale in self.weights else y
 
-    def _matmul(self, x, w):
-        """x: [rows, in] float32, w: [out, in] -> [rows, out] float32"""
-        if w.dtype != tf.int8:
-            return tf.matmul(x, tf.cast(w, tf.float32), transpose_b=True)
+    def _matmul(self, x, name, layer):
+        """x: [rows, in] float32 -> [rows, out] float32, without the scale of int8"""
+        if self.weights[name].dtype != tf.int8:
+            return self._product(x, name, layer)
         # The activations are quantized too, by row: products of bytes are three times as fast as casts.
         # Their largest is found among the bits: the maximum of floats passes over a NaN, which would be quantized away.
         largest = tf.reduce_max(tf.bitcast(tf.abs(x), tf.int32), axis=-1, keepdims=True)  # [rows, 1]
         step = tf.bitcast(largest, tf.float32) / 127.0 + 1e-30  # [rows, 1]
         q = self.ops.barrier(tf.cast(tf.round(x / step), tf.int8))  # [rows, in]
-        return tf.cast(tf.matmul(q, w, transpose_b=True, output_type=tf.int32), tf.float32) * step
+        return tf.cast(self._product(q, name, layer), tf.float32) * step
+
+    def _product(self, x, name, layer):
+        """x: [rows, in] float32 or int8 -> its product with the matrix, [rows, out] float32 or int32"""
+        ws = self.weights.get(f"{name}/layers")
+        if ws and self.ops.jit_compile and x.shape[0] <= FEW_ROWS:
+            return self.ops.product(x, ws, layer)
+        w, x = self.ops.barrier(self.weight(name, layer), x)
+        w = _rows(w)  # [out, in]
+        if x.dtype == tf.int8:
+            return tf.matmul(x, w, transpose_b=True, output_type=tf.int32)
+        return tf.matmul(x, tf.cast(w, tf.float32), transpose_b=True)
 
     def _matvec(self, x, w):
         """x: [in], w: [streams, groups, out / groups, in / streams], float32 both -> [out]"""
