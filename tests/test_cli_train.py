@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -392,6 +393,7 @@ def test_process(place):
     step = runs.saved_step(place / "new")
     while runs.saved_step(place / "new") < step + 5:  # it does
         assert process.poll() is None
+        time.sleep(0.05)
     process.kill()
     assert process.communicate(timeout=60)[1] == ""
     assert runs.read_saved(place / "new").progress["step"] == runs.saved_step(place / "new") >= step + 5
