@@ -98,14 +98,16 @@ class Run:
             rate = float(self.trainer.optimizer.learning_rate)
             start = time.perf_counter()
             loss, norm = self.trainer.update(self.step, tokens.numpy())
-            seconds += time.perf_counter() - start
+            took = time.perf_counter() - start
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"the loss is {loss} and the gradients' norm {norm} at update {self.step + 1}: give a lower "
                     f"--learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
                 )
             self.step += 1
-            done = self.step - first
+            # The first update waits for its program to be compiled, which says nothing about the others.
+            done = max(1, self.step - first - 1)
+            seconds = took if done == 1 else seconds + took
             report = Report(
                 self.step,
                 loss,

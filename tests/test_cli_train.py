@@ -93,7 +93,7 @@ def refused(gpt2tf, place, monkeypatch):
     return run
 
 
-LINE = re.compile(r"step (\d+)  loss \d+\.\d{4}(  validation \d+\.\d{4})?  [\d,]+ tokens/s  \d\d:\d\d left")
+LINE = re.compile(r"step (\d+)  loss \d+\.\d{4}(  validation \d+\.\d{4})?  [\d,]+ tokens/s  (\d+:)?\d\d:\d\d left")
 
 
 def test_train_prints_lines_and_makes_a_model(train, place, sample):
