@@ -66,7 +66,7 @@ def training_bytes(hparams: HParams, settings: Settings) -> int:
     """About how much memory training takes at its peak: weights, gradients, optimizer, activations, logits.
 
     Measured on a CPU with 124M, two windows of 256: 4.0 GB (said: 4.9), with recompute 4.2 (3.9), then with Adafactor
-    3.4 (3.0).
+    3.4 (2.9).
     Of a token in a block: what its gradient needs of the stream, norms, queries, keys, values, and of the four times
     wider MLP before and after gelu; of each pair of positions in a head: its weight, before, in and after the softmax.
     """
