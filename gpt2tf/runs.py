@@ -14,6 +14,8 @@ import json
 import os
 import re
 import shutil
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -28,6 +30,10 @@ from gpt2tf.locate import find_prefix
 from gpt2tf.settings import Settings
 
 RECORD = "record"
+DAMAGE = (  # what NumPy and the modules under it raise for a file that is not as they wrote it
+    *(ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,5 +115,5 @@ def read_saved(folder: str | os.PathLike) -> Saved:
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "
             f"this model with --model_name {folder} and another --run_name"
         ) from None
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run from this model with --model_name") from None

@@ -99,7 +99,7 @@ class Run:
             rate = float(self.trainer.optimizer.learning_rate)
             start = time.perf_counter()
             loss, norm = self.trainer.update(self.step, tokens.numpy())
-            seconds += time.perf_counter() - start
+            took = time.perf_counter() - start
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"the loss is {loss} and the gradients' norm {norm} at update {self.step + 1}: give a lower "
@@ -110,7 +110,9 @@ class Run:
             stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
             if stop:
                 stopping.set()
-            done = self.step - first
+            # The first update waits for its program to be compiled, which says nothing about the others.
+            done = max(1, self.step - first - 1)
+            seconds = took if done == 1 else seconds + took
             report = Report(
                 self.step,
                 loss,

@@ -101,8 +101,8 @@ def test_config_goes_round(tmp_path, dtype):
 def test_fit_is_the_same_again_after_set_random_seed():
     def losses(seed):
         model = compiled(seed, dropout=0.3)
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-        return model.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"], values(model)
+        data = tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(4)
+        return model.fit(data, shuffle=False, verbose=0).history["loss"], values(model)
 
     first, again, other = losses(1), losses(1), losses(2)
     assert first[0] == again[0] != other[0]

@@ -15,7 +15,9 @@ from tolerances import BFLOAT16_LOSS, BFLOAT16_NORM, CURVE, CURVE_WEIGHTS, GRADI
 from training import SMALL, assert_same, batch, initial_value, make_trainer, values
 
 from gpt2tf import GPT2, HParams, load_model
+from gpt2tf.costs import training_bytes
 from gpt2tf.dropout import row_keys
+from gpt2tf.hparams import PUBLISHED
 from gpt2tf.settings import Settings
 from gpt2tf.trainer import Trainer, make_optimizer
 
@@ -275,6 +277,20 @@ def test_early_stop_needs_a_validation_loss():
     for settings in ({"evaluate_every": 0}, {"validation": 0.0}):
         with pytest.raises(ValueError, match="early_stop looks at the validation loss"):
             Settings(early_stop=2, **settings)
+
+
+def test_memory_that_training_takes_is_estimated():
+    """Against what was measured at the size of 124M on a CPU; and each saving saves."""
+    base = {"batch_size": 2, "window": 256}
+    for settings, measured in (({}, 3.97e9), ({"recompute": True}, 4.16e9),
+                               ({"recompute": True, "optimizer": "adafactor"}, 3.43e9)):  # fmt: skip
+        estimate = training_bytes(PUBLISHED["124M"], Settings(**base | settings))
+        assert measured / 2 < estimate < measured * 2
+    large = {"batch_size": 8}
+    whole = training_bytes(PUBLISHED["124M"], Settings(**large))
+    for settings in ({"recompute": True}, {"optimizer": "adafactor"}, {"dtype": "bfloat16"}, {"batch_size": 4},
+                     {"window": 512}):  # fmt: skip
+        assert training_bytes(PUBLISHED["124M"], Settings(**large | settings)) < 0.99 * whole
 
 
 def test_gradients_reach_the_keras_model_with_keys_of_its_own():
