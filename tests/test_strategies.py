@@ -37,13 +37,14 @@ for words in json.loads(sys.argv[1]):
 """
 # A worker that gets a signal in the middle of its run.
 SIGNALLED = """
-import os, signal
+import os, signal, time
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 from gpt2tf import trainer
 update = trainer.Trainer.update
 def update_or_not(self, step, tokens):
     if step == {step}:
         os.kill(os.getpid(), signal.{signal})
+        time.sleep(1)  # for the main thread to see it
     return update(self, step, tokens)
 trainer.Trainer.update = update_or_not
 """
