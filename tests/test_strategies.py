@@ -20,6 +20,7 @@ SIZES = {"n_vocab": 300, "n_ctx": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
 STEPS = 8
 PATIENCE = 60  # seconds; only a failing test waits so long
 BARE = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
+BARE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # what takes long here is to compile
 MAIN = "from gpt2tf.cli import main; main()"
 # On a CPU split in two: the commands, lists of words in JSON, one after the other.
 COMMANDS = """
@@ -62,11 +63,11 @@ def place(tmp_path_factory):
 
 def train_flags(name, *others):
     flags = f"train corpus.txt --hparams hparams.json --models_dir . --run_name {name} --batch_size 4 --accumulate 2"
-    flags += " --learning_rate 0.01 --final_rate 1 --dropout 0.2 --evaluate_every 2 --save_every 4"
+    flags += " --learning_rate 0.01 --final_rate 1 --dropout 0.2 --validation 0.02 --evaluate_every 2 --save_every 4"
     return [*flags.split(), *others]
 
 
-SAMPLES = "sample --models_dir . --nsamples 5 --batch_size 2 --length 6 --seed 3 --format jsonl".split()
+SAMPLES = "sample --models_dir . --nsamples 5 --batch_size 2 --length 6 --seed 3 --format jsonl --stop e".split()
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,6 @@ def on_one_machine(place):
         train_flags("mirrored", *steps, "--strategy", "mirrored"),
         [*SAMPLES, "--model_name", "one"],
         [*SAMPLES, "--model_name", "one", "--strategy", "mirrored"],
-        [*SAMPLES, "--model_name", "one", "--strategy", "mirrored", "--output", "samples", "--stop", "1"],
-        [*SAMPLES, "--model_name", "one", "--output", "samples-of-one", "--stop", "1"],
         train_flags("odd", *steps, "--strategy", "mirrored", "--batch_size", "3"),
     ]
     run = subprocess.run(
@@ -163,12 +162,11 @@ def test_a_batch_for_which_there_are_too_many_devices(on_one_machine):
     assert "batch_size is 3, which 2 devices cannot share evenly" in stderr
 
 
-def test_mirrored_samples_are_those_of_one_device(place, on_one_machine):
+def test_mirrored_samples_are_those_of_one_device(on_one_machine):
     results, stderr = on_one_machine
     assert results[2] == results[3] and results[2][1] == "0"
     assert [json.loads(line)["sample"] for line in results[3][0].splitlines()] == [1, 2, 3, 4, 5]
-    assert stderr.count("sampling on 2 devices") == 2
-    assert (place / "samples").read_bytes() == (place / "samples-of-one").read_bytes() != b""
+    assert stderr.count("sampling on 2 devices") == 1
 
 
 def test_workers_train_as_one_device_through_a_loss_a_ctrl_c_and_resumption(place, on_one_machine):
