@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -203,16 +203,42 @@ def test_workers_sample_as_one_device(place, on_one_machine):
     assert (place / "of-several").read_text() == on_one_machine[0][2][0]
 
 
-def test_a_worker_that_never_comes_up(place, on_one_machine):
-    at_once = "from gpt2tf import cluster; cluster.JOIN_SECONDS = 1; "
-    workers = Workers(place, [*SAMPLES, "--model_name", "one"], [at_once])
-    started = time.monotonic()
-    ((code, out, err),) = workers.ends()
-    assert (code, out) == (1, "") and time.monotonic() - started < PATIENCE / 2
-    assert (
-        err == f"gpt2tf sample: {workers.addresses[1]} did not come up within 1 seconds; start all workers again, "
-        "each with its own TF_CONFIG\n"
-    )
+@pytest.fixture
+def worker_one_of_two(monkeypatch):
+    """Sets TF_CONFIG for the second of two workers: their addresses."""
+    with socket.socket() as one, socket.socket() as two:
+        for free in (one, two):
+            free.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, two)]
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 1)
+    return addresses
+
+
+def test_a_worker_that_never_comes_up(worker_one_of_two):
+    with pytest.raises(ConnectionError, match=f"^{worker_one_of_two[0]} did not come up within 1 seconds; start all"):
+        cluster.read_cluster().wait()
+
+
+def test_an_address_that_is_taken(worker_one_of_two):
+    port = int(worker_one_of_two[1].split(":")[1])
+    with socket.create_server(("", port)), pytest.raises(ConnectionError, match="cannot listen at .*already in use"):
+        cluster.read_cluster().wait()
+
+
+def test_workers_wait_for_one_that_comes_late(worker_one_of_two, monkeypatch):
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 20)
+    first, second = cluster.Cluster(tuple(worker_one_of_two), 0), cluster.read_cluster()
+    early = threading.Thread(target=first.wait, daemon=True)
+    early.start()
+    early.join(1)
+    assert early.is_alive()
+    second.wait()
+    port = int(worker_one_of_two[1].split(":")[1])
+    with socket.create_server(("", port)):  # as TensorFlow listens when the wait is over
+        early.join(PATIENCE)
+    assert not early.is_alive()
 
 
 TWO = {"worker": ["a:1", "b:2"]}
