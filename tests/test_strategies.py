@@ -106,7 +106,7 @@ class Workers:
             jobs, tasks = {"worker": addresses[1:], "chief": addresses[:1]}, [("chief", 0), ("worker", 0)]
         self.addresses = addresses
         self.processes = []
-        for prelude, (kind, index) in zip(preludes, tasks, strict=False):
+        for prelude, (kind, index) in zip(preludes, tasks, strict=True):
             config = json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
             self.processes.append(
                 subprocess.Popen(
