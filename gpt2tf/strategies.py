@@ -44,7 +44,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def _joined(workers: cluster.Cluster) -> tf.distribute.Strategy:
-    # TensorFlow waits for an hour and is deaf to everything meanwhile, as it holds Python's lock; so the waiting is
+    # TensorFlow waits very long and is deaf to everything meanwhile, as it holds Python's lock; so the waiting is
     # done before, and what remains, a worker that is lost between the two, is left to a clock outside of Python.
     workers.wait()
     faulthandler.dump_traceback_later(cluster.JOIN_SECONDS, exit=True)
