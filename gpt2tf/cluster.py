@@ -6,16 +6,17 @@ without end, so all of it is checked here.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import socket
+import time
 
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 JOBS = ("chief", "worker")  # in the order in which TensorFlow counts the workers
 JOIN_SECONDS = 600  # for all workers to come up; each may have a corpus to encode first
 PROBE_SECONDS = 2
+PAUSE_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +30,42 @@ class Cluster:
     def chief(self) -> bool:
         return self.number == 0
 
-    def unreachable(self) -> list[str]:
-        """The workers, but this one, on whose address nothing listens."""
-        there = []
-        for number, address in enumerate(self.addresses):
-            host, port = address.rsplit(":", 1)
-            with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
-                there.append(number)
-        return [a for number, a in enumerate(self.addresses) if number not in (*there, self.number)]
+    def wait(self) -> None:
+        """Wait until all workers are there, listening at their addresses, as TensorFlow does after this.
+
+        Raises ConnectionError for an address that is taken, and for workers that are not there after JOIN_SECONDS.
+        """
+        end = time.monotonic() + JOIN_SECONDS
+        missing = [address for number, address in enumerate(self.addresses) if number != self.number]
+        own = self.addresses[self.number]
+        try:
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            backlog = len(missing) + 1
+            server = socket.create_server(("", _split(own)[1]), family=family, dualstack_ipv6=dual, backlog=backlog)
+        except OSError as error:
+            raise ConnectionError(f"cannot listen at {own}, the address of this worker: {error.strerror}") from None
+        with server:
+            while missing := [address for address in missing if not _listens(address)]:
+                if time.monotonic() > end:
+                    raise ConnectionError(
+                        f"{', '.join(missing)} did not come up within {JOIN_SECONDS} seconds; start all workers again, "
+                        "each with its own TF_CONFIG"
+                    )
+                time.sleep(PAUSE_SECONDS)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _listens(address: str) -> bool:
+    try:
+        socket.create_connection(_split(address), PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def read_cluster() -> Cluster:

@@ -7,8 +7,8 @@ that is lost in a dozen ways; here both end in one line.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
-import threading
 import zlib
 from collections.abc import Iterator
 
@@ -44,27 +44,18 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def _joined(workers: cluster.Cluster) -> tf.distribute.Strategy:
-    outcome = {}
-
-    def join():
-        try:
-            outcome["strategy"] = tf.distribute.MultiWorkerMirroredStrategy()
-        except (tf.errors.OpError, RuntimeError) as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=join, daemon=True)  # TensorFlow waits for an hour, deaf to everything
-    thread.start()
-    thread.join(cluster.JOIN_SECONDS)
-    if "strategy" in outcome:
-        return outcome["strategy"]
-    own = workers.addresses[workers.number]
-    if "error" in outcome:
-        raise ConnectionError(f"cannot join the other workers as {own} ({_first_line(outcome['error'])})")
-    missing = ", ".join(workers.unreachable()) or "not all workers"
-    raise ConnectionError(
-        f"{missing} did not come up within {cluster.JOIN_SECONDS} seconds; start all workers again, each with its own "
-        "TF_CONFIG"
-    )
+    # TensorFlow waits very long and is deaf to everything meanwhile, as it holds Python's lock; so the waiting is
+    # done before, and what remains, a worker that is lost between the two, is left to a clock outside of Python.
+    workers.wait()
+    faulthandler.dump_traceback_later(cluster.JOIN_SECONDS, exit=True)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ConnectionError(
+            f"cannot join the other workers as {workers.addresses[workers.number]} ({_first_line(error)})"
+        ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextlib.contextmanager
