@@ -29,7 +29,8 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.costs import Case, decode_cost, prompt_operations
 from gpt2tf.device import use_device
 from gpt2tf.generate import Generator
-from gpt2tf.packed import Packed, pack
+from gpt2tf.layout import pack
+from gpt2tf.packed import Packed
 from gpt2tf.peers import PEERS, Converted, Unsupported, missing_modules
 from gpt2tf.xla_ops import Ops
 

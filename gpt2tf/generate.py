@@ -29,8 +29,9 @@ from gpt2tf import limits
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.hparams import HParams
 from gpt2tf.layers import GPT2
+from gpt2tf.layout import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
-from gpt2tf.packed import Packed, allocate, as_tensors, fill, in_streams, streams_for
+from gpt2tf.packed import Packed
 from gpt2tf.threshold import choose_token
 from gpt2tf.xla_ops import Ops
 
@@ -138,7 +139,7 @@ class Generator:
 
     def _net(self, batch: int) -> Packed:
         """The network in the layout for so many rows. A second layout takes the memory of another copy."""
-        with self._making:
+        with self._making, tf.init_scope():  # tensors of no program, whichever is being traced
             streams = streams_for(batch)
             if streams not in self._nets:
                 arrays = in_streams(self._arrays, streams) if self._nets else self._arrays

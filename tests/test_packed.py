@@ -10,9 +10,10 @@ from tolerances import PACKED, TINY_FLOAT32, relative
 
 from gpt2tf import GPT2, HParams
 from gpt2tf.checkpoint import load_weights
+from gpt2tf.layout import pack
 from gpt2tf.limits import DTYPES
 from gpt2tf.names import variable_shapes
-from gpt2tf.packed import Packed, pack
+from gpt2tf.packed import Packed
 from gpt2tf.xla_ops import Ops
 
 MATRICES = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
