@@ -47,6 +47,7 @@ from gpt2tf.layout import MATMUL_FROM
 from gpt2tf.xla_ops import Ops
 
 CACHE_PARTS = 4  # a token's attention reads the first so many of them, up to its slot
+QUERIES = 128  # positions of a prompt that attend at a time
 FEW_ROWS = 64  # of activations, up to which a matrix product takes longer to copy its matrix than to multiply
 
 
@@ -173,7 +174,12 @@ class Packed:
             q, k, v = (model.split_heads(part, n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
             keys = self.ops.update(cache[0], k[None], [layer, 0, 0, 0, 0])
             values = self.ops.update(cache[1], tf.transpose(v, [0, 1, 3, 2])[None], [layer, 0, 0, 0, 0])
-            a = model.merge_heads(model.multihead_attn(q, k, v, mask))  # [batch, seq, features]
+            # What lies behind a block of queries is masked for all of it, and is left out.
+            blocks = [
+                model.multihead_attn(q[:, :, start:end], k[:, :, :end], v[:, :, :end], mask[start:end, :end])
+                for start, end in ((start, start + QUERIES) for start in range(0, seq, QUERIES))
+            ]
+            a = model.merge_heads(tf.concat(blocks, axis=2))  # [batch, seq, features]
             return tf.reshape(a, [batch * seq, n_embd]), (keys, values)
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]

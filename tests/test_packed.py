@@ -10,7 +10,7 @@ from tolerances import PACKED, TINY_FLOAT32, relative
 
 from gpt2tf import GPT2, HParams
 from gpt2tf.checkpoint import load_weights
-from gpt2tf.layout import pack
+from gpt2tf.layout import STREAMS, allocate, fill, in_streams, pack
 from gpt2tf.limits import DTYPES
 from gpt2tf.names import variable_shapes
 from gpt2tf.packed import Packed
@@ -42,6 +42,19 @@ def test_floats_are_the_nearest_of_their_kind(tiny, weights, dtype):
         assert packed[name].dtype == dtype
         assert np.array_equal(rows_of(packed, name), tf.cast(tf.cast(w, dtype), tf.float32))
     assert np.array_equal(rows_of(packed, "wte")[:1000], tf.cast(tf.cast(weights["model/wte"], dtype), tf.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("old, new", [(STREAMS, 1), (1, STREAMS)])
+def test_a_layout_is_the_same_whether_read_or_made_of_the_other(tiny, weights, dtype, old, new):
+    """So that a text does not depend on which batch size came first."""
+    arrays, expected = allocate(tiny.hparams, dtype, old), allocate(tiny.hparams, dtype, new)
+    fill(arrays, weights, tiny.hparams, dtype)
+    fill(expected, weights, tiny.hparams, dtype)
+    found = in_streams(arrays, new)
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert found[name].shape == expected[name].shape and np.array_equal(found[name], expected[name])
 
 
 def quantized(w):
