@@ -31,6 +31,8 @@ What was tried on two cores with 124M, and what it gave:
 - GFLOP/s of float32 products of 512 tokens: XLA 137 to 196 with [in, out], 111 to 203 with [out, in]; TensorFlow
   without XLA 181 to 202, torch 115 to 244. Three bfloat16 products in place of one, by which float32's digits nearly
   come back: XLA has 437 to 649 of those, so 146 to 216. Not used.
+- A prompt of 512 tokens, 584 ms at best: attention in blocks of 128 positions without what is masked 570, a product by
+  streams 617, all streams as one batched product 715, whole matrices 593. Not used.
 - XLA_FLAGS=--xla_cpu_prefer_vector_width=512: int8 products 20% faster, a token of int8 5%. Not set.
 """
 
@@ -47,7 +49,6 @@ from gpt2tf.layout import MATMUL_FROM
 from gpt2tf.xla_ops import Ops
 
 CACHE_PARTS = 4  # a token's attention reads the first so many of them, up to its slot
-QUERIES = 128  # positions of a prompt that attend at a time
 FEW_ROWS = 64  # of activations, up to which a matrix product takes longer to copy its matrix than to multiply
 
 
@@ -174,12 +175,7 @@ class Packed:
             q, k, v = (model.split_heads(part, n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
             keys = self.ops.update(cache[0], k[None], [layer, 0, 0, 0, 0])
             values = self.ops.update(cache[1], tf.transpose(v, [0, 1, 3, 2])[None], [layer, 0, 0, 0, 0])
-            # What lies behind a block of queries is masked for all of it, and is left out.
-            blocks = [
-                model.multihead_attn(q[:, :, start:end], k[:, :, :end], v[:, :, :end], mask[start:end, :end])
-                for start, end in ((start, start + QUERIES) for start in range(0, seq, QUERIES))
-            ]
-            a = model.merge_heads(tf.concat(blocks, axis=2))  # [batch, seq, features]
+            a = model.merge_heads(model.multihead_attn(q, k, v, mask))  # [batch, seq, features]
             return tf.reshape(a, [batch * seq, n_embd]), (keys, values)
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]

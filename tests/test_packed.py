@@ -129,8 +129,8 @@ def test_the_vocabulary_is_padded_with_rows_of_zeros(tiny, weights):
 class Logits:
     """Logits of right-padded prompts and of tokens that follow them, from one Packed."""
 
-    def __init__(self, net, weights, dtype, jit_compile):
-        self.packed = Packed(pack(weights, net.hparams, dtype), net.hparams, Ops(jit_compile))
+    def __init__(self, net, weights, dtype, jit_compile, batch=1):
+        self.packed = Packed(pack(weights, net.hparams, dtype, batch), net.hparams, Ops(jit_compile))
         self.first = tf.function(self.packed.prompt_pass, jit_compile=jit_compile, autograph=False)
         self.next = tf.function(self.packed.token_pass, jit_compile=jit_compile, autograph=False)
         self.n_vocab = net.hparams.n_vocab
@@ -184,6 +184,16 @@ def test_logits_are_near_those_of_the_model(tiny, weights, dtype, jit_compile):
         assert error < tolerance
         if dtype != "float32":
             assert error > tolerance / 20  # the bound is not a loose one
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_few_rows_are_multiplied_by_a_layer_where_it_is(tiny, weights, dtype):
+    batch, lengths = CASES[-1]
+    logits = Logits(tiny, weights, dtype, True, batch)
+    assert all(len(logits.packed.weights[f"{name}/layers"]) == 3 for name in MATRICES)
+    tokens = np.random.default_rng(0).integers(0, 1000, [batch, 16], dtype=np.int32)
+    error = relative(logits(tokens, lengths, 2), reference(tiny, tokens, lengths, 2))
+    assert error < {"float32": TINY_FLOAT32, **PACKED}[dtype]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
