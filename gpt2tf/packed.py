@@ -48,7 +48,7 @@ from gpt2tf.hparams import HParams
 from gpt2tf.layout import MATMUL_FROM
 from gpt2tf.xla_ops import Ops
 
-CACHE_PARTS = 4  # a token's attention reads the first so many of them, up to its slot
+CACHE_PARTS = 2  # a token's attention reads the first so many of them, up to its slot; each takes 0.3 s to compile
 FEW_ROWS = 64  # of activations, up to which a matrix product takes longer to copy its matrix than to multiply
 
 
