@@ -98,7 +98,7 @@ class Settings:
     dropout: float = setting(0.1, "share that is dropped where GPT-2 was trained so; 0 is off", _at_least(0, 1))
     freeze: str = setting("", "what stays as it is: embeddings, h0-h5, ...", _freeze)
     dtype: str = setting("float32", "bfloat16: mixed precision, float32 weights", _one_of(PRECISIONS))
-    recompute: bool = setting(False, "less memory for a third more time: compute activations twice")
+    recompute: bool = setting(False, "compute activations twice, which saves memory: little on a CPU")
     strategy: str = setting("one", "mirrored: all GPUs; multiworker: as TF_CONFIG says", _one_of(STRATEGIES))
     seed: int = setting(0, "of the order of the data, dropout, samples, and untrained weights", _seed)
     validation: float = setting(0.05, "share of the data, at its end, that is only for validation", _at_least(0, 1))

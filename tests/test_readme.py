@@ -1,5 +1,6 @@
 """What the README says is so."""
 
+import dataclasses
 import pathlib
 import re
 import shlex
@@ -7,6 +8,7 @@ import shlex
 import pytest
 
 from gpt2tf import cli
+from gpt2tf.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,3 +41,9 @@ def test_every_difference_in_the_readme_is_pinned_by_a_test():
     for row in rows:
         pins = [pin.strip(" `") for pin in row[-1].split(",")]
         assert all(f"def {pin}(" in tests for pin in pins), row
+
+
+def test_every_setting_of_training_is_in_the_readme_with_its_default():
+    for field in dataclasses.fields(Settings):
+        default = "n_ctx" if field.default is None else "off" if field.default is False else field.default
+        assert f"| `--{field.name}` | {default} | {field.metadata['help']} |\n" in README
