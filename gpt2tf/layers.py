@@ -171,8 +171,8 @@ class GPT2(keras.Model):
 
     hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's
     random start when it is not given. dropout: rates of training, one for all places or `Rates`.
-    recompute: keep of each block only its input for the gradients and compute the rest a second time, which saves memory
-    (on a CPU a sixth at best). dtype: as in any Keras model; "mixed_bfloat16" computes in bfloat16.
+    recompute: keep of each block only its input for the gradients and compute the rest a second time, which
+    saves memory (on a CPU a sixth at best). dtype: as in any Keras model; "mixed_bfloat16" computes in bfloat16.
     `vocabulary` is the folder whose encoder.json and vocab.bpe belong to the weights, None for the
     released ones; `save_checkpoint` puts them beside the weights.
 

@@ -13,10 +13,6 @@ import pytest
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", 'slow: takes a model of full size; left out with -m "not slow"')
-
-
 @pytest.fixture(scope="session")
 def tiny():
     """The recorded 3-layer model of golden/tiny-a."""
