@@ -66,7 +66,8 @@ class Generator:
         self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
         self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
         self._dtype, self._ops, self._making = dtype, Ops(jit_compile), threading.Lock()
-        self._arrays = allocate(self.hparams, dtype, streams_for(first[0] if first else 1))
+        self._streams = streams_for(first[0] if first else 1)
+        self._arrays = allocate(self.hparams, dtype, self._streams)
         self._nets: dict[int, Packed] = {}  # by the streams of their layout
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             filled = pool.submit(fill, self._arrays, weights, self.hparams, dtype)
@@ -142,7 +143,9 @@ class Generator:
         with self._making, tf.init_scope():  # tensors of no program, whichever is being traced
             streams = streams_for(batch)
             if streams not in self._nets:
-                arrays = in_streams(self._arrays, streams) if self._nets else self._arrays
+                arrays = self._arrays if streams == self._streams else in_streams(self._arrays, streams)
+                if not self._nets:  # nothing is in the other layout yet, which is not kept
+                    self._arrays, self._streams = arrays, streams
                 self._nets[streams] = Packed(as_tensors(arrays, self._dtype), self.hparams, self._ops)
             return self._nets[streams]
 

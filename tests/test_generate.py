@@ -18,6 +18,7 @@ from test_sample import context_of, hinges_on_rounding, read_cases, recorded
 from tolerances import R124M_INT8_NLL
 
 from gpt2tf import GPT2, Generator, HParams, load_model, sample_sequence, sampling_noise
+from gpt2tf.layout import STREAMS
 
 N_CTX = 64
 SMALL = HParams(n_vocab=11, n_ctx=32, n_embd=8, n_head=2, n_layer=1)
@@ -76,6 +77,17 @@ def test_a_folder_and_its_model_are_the_same(graph):
     options = {"length": 8, "seed": 5, "top_k": 40}
     found = Generator(str(GOLDEN / "tiny-a"), jit_compile=False).generate([[1, 2, 3]], **options)
     assert lists(found) == lists(graph.generate([[1, 2, 3]], **options))
+
+
+@pytest.mark.parametrize("batches", [(1, 5, 1), (5, 1, 5), (5,)])
+def test_each_batch_size_has_its_layout_whichever_came_first(tiny, batches):
+    net, texts = Generator(tiny, "int8", jit_compile=False), {}
+    for batch in batches:
+        found = lists(net.generate(prompts_of(*[3] * batch), 4, seed=1, top_k=40))
+        assert texts.setdefault(batch, found) == found
+        assert net._net(batch).weights["mlp/c_fc"].shape[1] == (1 if batch == 5 else STREAMS)
+        assert ("mlp/c_fc/layers" in net._net(batch).weights) == (batch == 5)
+    assert len(net._nets) == len(set(batches))
 
 
 def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, tiny, graph):
