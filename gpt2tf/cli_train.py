@@ -121,7 +121,8 @@ def run(args) -> None:
         raise UsageError(str(error)) from None
     folder = Path(args.models_dir, args.run_name)
     source = _source(args, folder)
-    if (folder / "checkpoint").exists() and not args.resume:
+    # A model may have come without the file `checkpoint`, and the saves of a run take the place of others.
+    if not args.resume and ((folder / "checkpoint").exists() or any(folder.glob("*.index"))):
         raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
     os.stat(args.data)  # raises for data that is not there, before there is a new folder
     if chief:

@@ -239,8 +239,10 @@ def test_train_needs_sizes_and_a_name(refused, place, capsys):
         assert part in capsys.readouterr().err
 
 
-def test_a_model_is_not_overwritten(refused, place):
+@pytest.mark.parametrize("missing", ["model.ckpt.index", "checkpoint"])
+def test_a_model_is_not_overwritten(refused, place, missing):
     shutil.copytree(GOLDEN / "tiny-a", place / "new")
+    (place / "new" / missing).unlink()
     code, line = refused("train", "--hparams", place / "hparams.json")
     assert code == 2 and f"{place / 'new'} holds a model; give --resume to go on with it, or another --run_name" in line
 
