@@ -70,7 +70,7 @@ class Session:
         else:  # the sizes are to be read off the weights
             self.load()
             self.hparams = self.generator.hparams
-        self.enc = _read_vocabulary(folder, self.hparams.n_vocab)
+        self.enc = read_vocabulary(folder, self.hparams.n_vocab)
         self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         default_length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
@@ -273,20 +273,29 @@ def _load(prefix: str, args, first):
     return Generator(prefix, args.dtype, first=first)
 
 
-def _read_vocabulary(folder: str, n_vocab: int) -> encoder.Encoder:
-    """The vocabulary of a model folder; the released one where the folder has none and the size is its."""
+def read_vocabulary(folder: str, n_vocab: int | None) -> encoder.Encoder:
+    """The vocabulary of a model folder; the released one where the folder has none and the size is its.
+
+    n_vocab: None where it is not known yet. Raises as `encoder.get_encoder` and `check_vocabulary` do.
+    """
     if any(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
         parent, name = os.path.split(os.path.abspath(folder))
         enc = encoder.get_encoder(name, parent)
     else:
         enc = encoder.get_encoder()
         log.info("%s has no %s; using the released vocabulary", folder, " and ".join(VOCABULARY_FILES))
+    if n_vocab is not None:
+        check_vocabulary(enc, n_vocab, folder)
+    return enc
+
+
+def check_vocabulary(enc: encoder.Encoder, n_vocab: int, folder: str) -> None:
+    """Raises ValueError for the vocabulary of another model."""
     if len(enc.encoder) != n_vocab:
         raise ValueError(
             f"the vocabulary of {folder} has {len(enc.encoder)} tokens, its model has {n_vocab}; "
             "put the files of one model together"
         )
-    return enc
 
 
 def _given_prompt(args) -> str | None:

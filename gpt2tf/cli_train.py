@@ -24,9 +24,10 @@ from tqdm import tqdm
 import encoder
 from gpt2tf import cluster, costs, data, flags
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
+from gpt2tf.cli_sample import check_vocabulary, read_vocabulary
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
-from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
+from gpt2tf.locate import data_files, find_model, find_prefix
 from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
@@ -187,10 +188,8 @@ def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
     if isinstance(source, HParams):
         encoder.write_vocabulary(folder, source.n_vocab)
         return encoder.get_encoder(folder.name, folder.parent)
-    parent = os.path.dirname(os.path.abspath(source))
-    if any(os.path.exists(os.path.join(parent, file)) for file in VOCABULARY_FILES):
-        return encoder.get_encoder(*os.path.split(parent)[::-1])
-    return encoder.get_encoder()
+    sizes = Path(source).with_name("hparams.json")
+    return read_vocabulary(os.path.dirname(source) or ".", read_hparams(sizes).n_vocab if sizes.exists() else None)
 
 
 def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
@@ -234,6 +233,8 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     model = trainer.model
     if isinstance(source, HParams):
         model.vocabulary = os.path.abspath(folder)
+    else:  # of a model without hparams.json the size was not known before
+        check_vocabulary(enc, model.hparams.n_vocab, os.path.dirname(source) or ".")
     size = sum(v.shape.num_elements() for v in model.variables)
     log.info(
         "%s parameters; training takes about %.1f GB of memory",

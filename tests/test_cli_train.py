@@ -19,7 +19,7 @@ from conftest import GOLDEN
 from training import ONE_LAYER, assert_same, values
 
 import encoder
-from gpt2tf import cli, cli_train, load_model, runs
+from gpt2tf import GPT2, HParams, cli, cli_train, load_model, runs, save_checkpoint
 from gpt2tf.hparams import write_hparams
 from gpt2tf.settings import Settings
 from gpt2tf.train import Run
@@ -245,6 +245,21 @@ def test_a_model_is_not_overwritten(refused, place, missing):
     (place / "new" / missing).unlink()
     code, line = refused("train", "--hparams", place / "hparams.json")
     assert code == 2 and f"{place / 'new'} holds a model; give --resume to go on with it, or another --run_name" in line
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "of another model"])
+@pytest.mark.parametrize("sizes", ["in a file", "of the variables"])
+def test_the_vocabulary_of_another_model_is_refused(gpt2tf, place, sizes, vocabulary):
+    """Its ids are out of range, which a compiled program does not notice."""
+    hparams = HParams(n_vocab=300, n_ctx=16, n_embd=768, n_head=12, n_layer=1)
+    save_checkpoint(GPT2(hparams, initial_value=lambda _, shape: np.zeros(shape, np.float32)), place / "mixed")
+    for file in ("encoder.json", "vocab.bpe", *(["hparams.json"] if sizes != "in a file" else [])):
+        (place / "mixed" / file).unlink()
+    if vocabulary != "none":
+        encoder.write_vocabulary(place / "mixed", 400)
+    code, out, err = gpt2tf("finetune", "--model_name=mixed")
+    assert (code, out) == (1, "") and "put the files of one model together" in err.splitlines()[-1]
+    assert not (place / "new" / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "plain"])
