@@ -1,5 +1,6 @@
 """`gpt2tf train` and `gpt2tf finetune` from flags to a model that `sample.py` opens."""
 
+import atexit
 import dataclasses
 import json
 import os
@@ -44,6 +45,7 @@ def gpt2tf(monkeypatch, capsys, place, eagerly):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave_at_once)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)  # those of pytest are among them
     monkeypatch.setattr(encoder, "write_vocabulary", _write_vocabulary(encoder.write_vocabulary))
 
     def run(command, *flags, data="text.txt", name="new"):
@@ -207,6 +209,10 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--window=0"], ["window is 0"]),
         (["--learning_rate=0"], ["learning_rate is 0.0; it must be above 0"]),
         (["--learning-rate=nan"], ["learning_rate is nan"]),
+        (["--learning_rate=inf"], ["learning_rate is inf; it must be above 0 and at most 1e+30"]),
+        (["--weight_decay=1e39"], ["weight_decay is 1e+39; it must be 0 to 1e+30"]),
+        (["--steps=10000000000"], ["steps is 10000000000; it must be 1 to 2147483647"]),
+        (["--sample_length=10000000000"], ["it must be above 0 and at most 2147483647"]),
         (["--dropout=1"], ["dropout is 1.0; it must be 0 to below 1"]),
         (["--optimizer=sgd"], ["'sgd'", "adamw, adafactor"]),
         (["--dtype=int8"], ["'int8'", "float32, bfloat16"]),
@@ -214,6 +220,7 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--seed=-1"], ["seed is -1"]),
         (["--early_stop=2", "--evaluate_every=0"], ["early_stop", "evaluate_every"]),
         (["--validation=1"], ["validation is 1.0"]),
+        (["--strategy=multiworker"], ["TF_CONFIG"]),
         (["--strategy=all"], ["'all'", "one, mirrored, multiworker"]),
         (["--run_name=a/b"], ["'a/b' is no name of a folder"]),
         (["--run_name=.."], ["'..' is no name"]),
@@ -223,7 +230,8 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["extra"], ["extra"]),
     ],
 )
-def test_bad_usage(refused, place, flags, parts):
+def test_bad_usage(refused, place, flags, parts, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     code, line = refused("train", "--hparams", place / "hparams.json", *flags)
     assert code == 2
     assert [part for part in parts if part not in line] == []
@@ -320,11 +328,9 @@ def test_folder_that_cannot_be_written(refused, place):
         (["--window=17"], "window is 17; the model's n_ctx is 16"),
         (["--freeze=embeddings,h0-h1,ln_f"], "leaves nothing to train"),
         (["--learning_rate=1e30", "--clip=0", "--save_every=1"], "give a lower --learning_rate"),
-        (["--strategy=multiworker"], "TF_CONFIG"),
     ],
 )
-def test_what_only_the_model_tells_fails_in_one_line(train, flags, part, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def test_what_only_the_model_tells_fails_in_one_line(train, flags, part):
     code, _, err = train(*flags)
     assert code == 1 and part in err.splitlines()[-1] and "Traceback" not in err
 
