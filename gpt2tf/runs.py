@@ -14,10 +14,6 @@ import json
 import os
 import re
 import shutil
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +21,12 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
+from gpt2tf.data import DAMAGE
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
 from gpt2tf.settings import Settings
 
 RECORD = "record"
-DAMAGE = (  # what NumPy and the modules under it raise for a file that is not as they wrote it
-    *(ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,5 +108,5 @@ def read_saved(folder: str | os.PathLike) -> Saved:
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "
             f"this model with --model_name {folder} and another --run_name"
         ) from None
-    except DAMAGE as error:
+    except (ValueError, OSError, *DAMAGE) as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run from this model with --model_name") from None
