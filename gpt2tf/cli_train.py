@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -148,7 +149,8 @@ def _run(args, given, settings, source, folder, own_folder, chief):
     interruptible(_train, training, stopping, enc, interrupted=interrupted)
     if stopping.is_set() and not here.is_set():
         log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
-    log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", args.run_name, args.models_dir)
+    names = shlex.quote(args.run_name), shlex.quote(args.models_dir)
+    log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", *names)
     if stopping.is_set():
         raise KeyboardInterrupt
 
@@ -170,9 +172,14 @@ def _is_chief(settings: Settings, resume: bool) -> bool:
 def _source(args, folder: Path) -> HParams | str:
     """What to start from: sizes, or the prefix of a checkpoint."""
     if args.resume:
-        if not any(folder.glob("model-*.index")):
+        if not any(folder.glob("*.index")):
             raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
         prefix = find_prefix(folder)
+        if not re.search(r"model-\d+$", prefix):
+            raise FileNotFoundError(
+                f"{prefix} is no save of a run; start one from it with finetune, --model_name {folder} and another "
+                "--run_name"
+            )
     elif args.model_name is not None:
         prefix = find_prefix(find_model(args.model_name, args.models_dir))
     elif args.hparams is None:
@@ -197,18 +204,29 @@ def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
     n_vocab, corpus = len(enc.encoder), {}
     if not data.is_encoded(args.data):  # so that a text that changed is noticed without encoding it again
         corpus["bytes"] = sum(os.path.getsize(file) for file in find_files(args.data))
-    if data.is_encoded(args.data):
-        tokens = data.open_tokens(args.data, n_vocab)
-    elif args.resume and (folder / TOKENS).exists():
-        log.info("using %s, in which the text was encoded before", folder / TOKENS)
-        tokens = data.open_tokens(folder / TOKENS, n_vocab)
+        tokens = _encoded_before(folder / TOKENS, n_vocab) if args.resume else None
+        if tokens is None:
+            tokens = data.encode_corpus(args.data, enc, own_folder / TOKENS, args.text_column)
     else:
-        tokens = data.encode_corpus(args.data, enc, own_folder / TOKENS, args.text_column)
+        tokens = data.open_tokens(args.data, n_vocab)
     log.info("%s tokens", f"{len(tokens):,}")
     crc = 0
     for start in range(0, len(tokens), 2**24):
         crc = zlib.crc32(tokens[start : start + 2**24].tobytes(), crc)
     return tokens, corpus | {"tokens": len(tokens), "crc32": crc}
+
+
+def _encoded_before(path: Path, n_vocab: int):
+    """The tokens that the run's start left, or None if they are gone or damaged."""
+    try:
+        tokens = data.open_tokens(path, n_vocab)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        log.warning("%s", error)
+        return None
+    log.info("using %s, in which the text was encoded before", path)
+    return tokens
 
 
 def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
@@ -222,7 +240,10 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     if args.resume:
         saved = runs.read_saved(folder)
         if any(saved.corpus.get(name, value) != value for name, value in corpus.items()):
-            raise ValueError(f"{args.data} is not what {folder} was trained on; resume with that, or start a new run")
+            message = f"{args.data} is not what {folder} was trained on; resume with that, or start a new run"
+            if corpus.get("bytes", 0) == saved.corpus.get("bytes"):
+                message += f", or if it is, remove {folder / TOKENS}, and it is encoded again"
+            raise ValueError(message)
         settings = dataclasses.replace(saved.settings, **given)
         if saved.progress["step"] >= settings.steps:
             raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")

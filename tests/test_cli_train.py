@@ -177,6 +177,19 @@ def test_resume_refuses_what_is_not_the_run_that_was_saved(gpt2tf, train, place)
         assert sorted(os.listdir(copy)) == before
 
 
+def test_resume_with_a_damaged_encoding(gpt2tf, train, place):
+    assert train("--steps=1")[0] == 0
+    path = place / "new" / "tokens.npy"
+    whole = path.read_bytes()
+    for step, content in enumerate([whole[:300], b"", None], start=2):
+        path.write_bytes(content) if content is not None else path.unlink()
+        assert gpt2tf("train", "--resume", f"--steps={step}")[0] == 0
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+    code, _, err = gpt2tf("train", "--resume", "--steps=5")
+    assert code == 1 and f"or if it is, remove {path}" in err.splitlines()[-1]
+
+
 def test_resume_with_other_tokens_is_refused(gpt2tf, train, place):
     tokens = np.arange(200, dtype=np.uint16) % 300
     np.save(place / "ids.npy", tokens)
@@ -270,10 +283,15 @@ def test_the_vocabulary_of_another_model_is_refused(gpt2tf, place, sizes, vocabu
     assert not (place / "new" / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("name", ["missing", "empty", "plain"])
+def test_resume_of_a_model_that_no_run_saved_is_refused(refused, place):
+    shutil.copytree(GOLDEN / "tiny-a", place / "plain")
+    code, line = refused("train", "--resume", name="plain")
+    assert code == 1 and "model.ckpt is no save of a run; start one from it with finetune, --model_name" in line
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
 def test_resume_without_a_run_is_refused(refused, place, name):
     (place / "empty").mkdir()
-    shutil.copytree(GOLDEN / "tiny-a", place / "plain")
     code, line = refused("train", "--resume", name=name)
     assert code == 1 and f"{place / name} holds no run to resume; leave --resume out to start one" in line
 
@@ -342,6 +360,18 @@ def test_encoded_data_and_columns(train, place):
     assert not (place / "a" / "tokens.npy").exists()
     assert train("--steps=1", "--text_column=story", data="rows.jsonl", name="b")[0] == 0
     assert (place / "b" / "tokens.npy").exists()
+
+
+def test_models_in_a_folder_of_texts_are_no_texts(train, gpt2tf, place):
+    """Or its own saves would make another corpus of it."""
+    flags = ["--models_dir", place / "texts" / "models", "--run_name=new"]
+    (place / "texts").mkdir()
+    (place / "texts" / "a.txt").write_text(TEXT)
+    assert train("--steps=1", *flags, data="texts")[0] == 0
+    tokens = (place / "texts" / "models" / "new" / "tokens.npy").read_bytes()
+    assert gpt2tf("train", "--resume", "--steps=2", *flags, data="texts")[0] == 0
+    assert train("--steps=1", data="texts")[0] == 0
+    assert (place / "new" / "tokens.npy").read_bytes() == tokens
 
 
 def interrupt():
