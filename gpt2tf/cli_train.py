@@ -6,7 +6,6 @@ There is nothing like it in openai/gpt-2; flags have the names of nshepperd/gpt-
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -26,6 +25,7 @@ import encoder
 from gpt2tf import cluster, costs, data, flags
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
 from gpt2tf.cli_sample import check_vocabulary, read_vocabulary
+from gpt2tf.console import alone_in
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import data_files, find_model, find_prefix
@@ -129,8 +129,8 @@ def run(args) -> None:
     os.stat(args.data)  # raises for data that is not there, before there is a new folder
     if chief:
         folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
-        _run(args, given, settings, source, folder, Path(own_folder), chief)
+    with alone_in(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
+        _run(args, given, settings, source, folder, Path(own_folder or folder), chief)
 
 
 def _run(args, given, settings, source, folder, own_folder, chief):

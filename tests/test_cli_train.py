@@ -21,6 +21,7 @@ from training import ONE_LAYER, assert_same, values
 
 import encoder
 from gpt2tf import GPT2, HParams, cli, cli_train, load_model, runs, save_checkpoint
+from gpt2tf.console import alone_in
 from gpt2tf.hparams import write_hparams
 from gpt2tf.settings import Settings
 from gpt2tf.train import Run
@@ -287,6 +288,17 @@ def test_resume_of_a_model_that_no_run_saved_is_refused(refused, place):
     shutil.copytree(GOLDEN / "tiny-a", place / "plain")
     code, line = refused("train", "--resume", name="plain")
     assert code == 1 and "model.ckpt is no save of a run; start one from it with finetune, --model_name" in line
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(train, place):
+    """Each would remove the other's saves."""
+    (place / "new").mkdir()
+    with alone_in(place / "new"):
+        code, _, err = train()
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"another run is writing to {place / 'new'}; give another --run_name, or wait" in err
+    assert not any((place / "new").iterdir())
+    assert train("--steps=1")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
