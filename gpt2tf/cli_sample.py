@@ -22,7 +22,7 @@ from gpt2tf import cluster, limits
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
 from gpt2tf.console import clean, naming, opened
 from gpt2tf.hparams import read_hparams
-from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
+from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix, load_newest
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
@@ -270,7 +270,8 @@ def _load(prefix: str, args, first):
         from gpt2tf.spread import Spread
 
         return Spread(args.strategy, prefix, args.dtype)
-    return Generator(prefix, args.dtype, first=first)
+    path = find_model(args.model_name, args.models_dir)
+    return load_newest(path, prefix, lambda prefix: Generator(prefix, args.dtype, first=first))
 
 
 def read_vocabulary(folder: str, n_vocab: int | None) -> encoder.Encoder:

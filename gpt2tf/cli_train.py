@@ -28,7 +28,7 @@ from gpt2tf.cli_sample import check_vocabulary, read_vocabulary
 from gpt2tf.console import alone_in
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
-from gpt2tf.locate import data_files, find_model, find_prefix
+from gpt2tf.locate import data_files, find_model, find_prefix, load_newest
 from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
@@ -250,7 +250,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     strategy = strategies.make_strategy(settings.strategy)
     with strategies.losing_workers(strategy, AGAIN), strategy.scope():
         strategies.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
-        trainer = _trainer(source, settings, strategy)
+        trainer = _trainer(args, source, settings, strategy)
     model = trainer.model
     if isinstance(source, HParams):
         model.vocabulary = os.path.abspath(folder)
@@ -273,7 +273,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     )
 
 
-def _trainer(source, settings, strategy):
+def _trainer(args, source, settings, strategy):
     from gpt2tf import layers
     from gpt2tf.checkpoint import load_model
     from gpt2tf.trainer import Trainer
@@ -286,8 +286,11 @@ def _trainer(source, settings, strategy):
     if isinstance(source, HParams):
         start = functools.partial(layers.initial_value, seed=settings.seed)
         model = layers.GPT2(source, initial_value=start, **options)
-    else:
+    elif args.resume:
         model = load_model(source, **options)
+    else:
+        path = find_model(args.model_name, args.models_dir)
+        model = load_newest(path, source, lambda prefix: load_model(prefix, **options))
     return Trainer(model, settings, strategy)
 
 

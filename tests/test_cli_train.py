@@ -20,7 +20,8 @@ from conftest import GOLDEN
 from training import ONE_LAYER, assert_same, values
 
 import encoder
-from gpt2tf import GPT2, HParams, cli, cli_train, load_model, runs, save_checkpoint
+from gpt2tf import GPT2, HParams, cli, cli_sample, cli_train, load_model, runs, save_checkpoint
+from gpt2tf.checkpoint import write_state
 from gpt2tf.console import alone_in
 from gpt2tf.hparams import write_hparams
 from gpt2tf.settings import Settings
@@ -363,6 +364,25 @@ def test_folder_that_cannot_be_written(refused, place):
 def test_what_only_the_model_tells_fails_in_one_line(train, flags, part):
     code, _, err = train(*flags)
     assert code == 1 and part in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["sample", "finetune"])
+def test_a_run_that_saves_again_while_it_is_opened(train, gpt2tf, place, sample, monkeypatch, command):
+    """What was the model when the command began is gone when its weights are read."""
+    assert train("--steps=1", name="live")[0] == 0
+    module = {"sample": cli_sample, "finetune": cli_train}[command]
+
+    def save_again():
+        for file in place.glob("live/*-1.*"):
+            file.rename(file.with_name(file.name.replace("-1.", "-2.")))
+        write_state(place / "live", "model-2")
+
+    monkeypatch.setattr(module, "silence_tensorflow", save_again)
+    if command == "sample":
+        code, _, err = sample("--model_name=live", "--models_dir", place, "--length=3")
+    else:
+        code, _, err = gpt2tf("finetune", "--model_name=live", "--steps=1")
+    assert code == 0 and f"loading {place / 'live' / 'model-2'}" in err
 
 
 def test_encoded_data_and_columns(train, place):
