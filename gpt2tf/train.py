@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import threading
@@ -35,6 +36,8 @@ LOGS = "logs"  # a folder in that of the run
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # what TensorBoard draws as curves
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +130,12 @@ class Run:
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
             report = self._after_update(report, stop)
-            if logs:
-                self._log(logs, report)
+            try:
+                if logs:
+                    self._log(logs, report)
+            except OSError as error:  # what a run is for is its saves
+                log.warning("%s; training goes on without it", error)
+                logs = None
             yield report
             if stop or self._stops_early():
                 break

@@ -207,6 +207,15 @@ def test_logs_that_cannot_be_written_are_named(make_run, tmp_path):
         list(make_run().reports(NEVER))
 
 
+def test_logs_that_fail_on_the_way_do_not_end_the_run(make_run, tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(tf.summary, "write", full)
+    assert len(list(make_run(steps=3).reports(NEVER))) == 3 == runs.saved_step(tmp_path / "run")
+    assert caplog.text.count("logs: No space left on device; training goes on without it") == 1
+
+
 def test_sample_on_the_way(make_run, monkeypatch):
     """Of the length that is asked for, when it is due."""
     monkeypatch.setattr(train, "Generator", functools.partial(Generator, jit_compile=False))
