@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
+from gpt2tf.console import naming
 from gpt2tf.data import DAMAGE
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
@@ -51,17 +52,19 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
     record["settings"] = dataclasses.asdict(saved.settings)
     path = folder / f"training-{step}.npz"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
-            np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(part)
-    save_checkpoint(model, folder, step)
+    with naming(str(path), str(part)):
+        try:
+            with open(part, "wb") as file:
+                arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
+                np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)
+    with naming(str(folder)):
+        save_checkpoint(model, folder, step)
     _remove_others(folder, {step, keep})
 
 
