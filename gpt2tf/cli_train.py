@@ -33,6 +33,7 @@ from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
 TOKENS = "tokens.npy"
+LESS = "give a smaller --batch_size, with more --accumulate, a smaller --window, --recompute or --optimizer adafactor"
 AGAIN = "start all workers again with --resume"
 
 log = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
         if saved.progress["step"] >= settings.steps:
             raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")
     strategy = strategies.make_strategy(settings.strategy)
-    with strategies.losing_workers(strategy, AGAIN), strategy.scope():
+    with strategies.running_out_of_memory(LESS), strategies.losing_workers(strategy, AGAIN), strategy.scope():
         strategies.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
         trainer = _trainer(args, source, settings, strategy)
     model = trainer.model
@@ -301,7 +302,7 @@ def _train(training, stopping, enc) -> None:
     settings, losses, show = training.settings, [], _Lines().show
     disable = None if training.chief else True
     bar = tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=disable)
-    with strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
+    with strategies.running_out_of_memory(LESS), strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
         for report in training.reports(stopping):
             losses.append(report.loss)
             bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)

@@ -81,7 +81,7 @@ def _remove_others(folder, steps) -> None:
         save = re.fullmatch(r"(?:model|training)-(\d+)\.(?:npz|index|data-\d+-of-\d+)", name)
         if save and int(save[1]) not in steps:
             os.remove(os.path.join(folder, name))
-        elif re.fullmatch(r"training-\d+\.npz\.\d+\.part", name):
+        elif re.fullmatch(r"(training-\d+\.npz|tokens\.npy)\.\d+\.part", name):
             os.remove(os.path.join(folder, name))
         elif name.startswith(SCRATCH):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

@@ -406,6 +406,15 @@ def test_models_in_a_folder_of_texts_are_no_texts(train, gpt2tf, place):
     assert (place / "new" / "tokens.npy").read_bytes() == tokens
 
 
+def test_out_of_memory_is_said_with_what_to_do(train, monkeypatch):
+    def allocate(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate 99 bytes.")
+
+    monkeypatch.setattr(Run, "_after_update", allocate)
+    code, _, err = train()
+    assert code == 1 and "out of memory; give a smaller --batch_size" in err.splitlines()[-1]
+
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -167,6 +167,7 @@ def test_files_of_others_stay(compiled_trainer, copy):
     for name in others:
         (copy / name).write_text("mine")
     (copy / "training-3.npz.99.part").write_text("half")
+    (copy / "tokens.npy.99.part").write_text("half")
     (copy / ".saving-abc" / "model").mkdir(parents=True)
     saved = runs.Saved(Settings(), {}, {"step": 8}, [])
     runs.save(copy, compiled_trainer.model, 8, saved)
