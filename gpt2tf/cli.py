@@ -38,7 +38,10 @@ class _Parser(argparse.ArgumentParser):
 def main(command: str | None = None, argv: list[str] | None = None) -> None:
     """Run the `gpt2tf` command, or as the script of one of its commands, and exit."""
     _prepare_streams()
-    parser = _parser(command)
+    try:
+        parser = _parser(command)
+    except KeyboardInterrupt:  # the flags of some commands are in modules that take a moment to import
+        leave(INTERRUPTED, at_once=argv is None)
     args, unknown = parser.parse_known_args(_normalise(sys.argv[1:] if argv is None else argv))
     if unknown:
         hint = f"{args.prog} --help lists the flags, and a text of several words needs quotes"

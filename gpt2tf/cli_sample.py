@@ -22,7 +22,7 @@ from gpt2tf import cluster, limits
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
 from gpt2tf.console import clean, naming, opened
 from gpt2tf.hparams import read_hparams
-from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
+from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix, load_newest
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
@@ -70,7 +70,7 @@ class Session:
         else:  # the sizes are to be read off the weights
             self.load()
             self.hparams = self.generator.hparams
-        self.enc = _read_vocabulary(folder, self.hparams.n_vocab)
+        self.enc = read_vocabulary(folder, self.hparams.n_vocab)
         self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         default_length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
@@ -270,23 +270,33 @@ def _load(prefix: str, args, first):
         from gpt2tf.spread import Spread
 
         return Spread(args.strategy, prefix, args.dtype)
-    return Generator(prefix, args.dtype, first=first)
+    path = find_model(args.model_name, args.models_dir)
+    return load_newest(path, prefix, lambda prefix: Generator(prefix, args.dtype, first=first))
 
 
-def _read_vocabulary(folder: str, n_vocab: int) -> encoder.Encoder:
-    """The vocabulary of a model folder; the released one where the folder has none and the size is its."""
+def read_vocabulary(folder: str, n_vocab: int | None) -> encoder.Encoder:
+    """The vocabulary of a model folder; the released one where the folder has none and the size is its.
+
+    n_vocab: None where it is not known yet. Raises as `encoder.get_encoder` and `check_vocabulary` do.
+    """
     if any(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
         parent, name = os.path.split(os.path.abspath(folder))
         enc = encoder.get_encoder(name, parent)
     else:
         enc = encoder.get_encoder()
         log.info("%s has no %s; using the released vocabulary", folder, " and ".join(VOCABULARY_FILES))
+    if n_vocab is not None:
+        check_vocabulary(enc, n_vocab, folder)
+    return enc
+
+
+def check_vocabulary(enc: encoder.Encoder, n_vocab: int, folder: str) -> None:
+    """Raises ValueError for the vocabulary of another model."""
     if len(enc.encoder) != n_vocab:
         raise ValueError(
             f"the vocabulary of {folder} has {len(enc.encoder)} tokens, its model has {n_vocab}; "
             "put the files of one model together"
         )
-    return enc
 
 
 def _given_prompt(args) -> str | None:

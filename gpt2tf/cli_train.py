@@ -6,12 +6,12 @@ There is nothing like it in openai/gpt-2; flags have the names of nshepperd/gpt-
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -24,13 +24,16 @@ from tqdm import tqdm
 import encoder
 from gpt2tf import cluster, costs, data, flags
 from gpt2tf.cli import UsageError, interruptible, silence_tensorflow
+from gpt2tf.cli_sample import check_vocabulary, read_vocabulary
+from gpt2tf.console import alone_in
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
-from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix
+from gpt2tf.locate import data_files, find_model, find_prefix, load_newest
 from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
 TOKENS = "tokens.npy"
+LESS = "give a smaller --batch_size, with more --accumulate, a smaller --window, --recompute or --optimizer adafactor"
 AGAIN = "start all workers again with --resume"
 
 log = logging.getLogger(__name__)
@@ -121,13 +124,14 @@ def run(args) -> None:
         raise UsageError(str(error)) from None
     folder = Path(args.models_dir, args.run_name)
     source = _source(args, folder)
-    if (folder / "checkpoint").exists() and not args.resume:
+    # A model may have come without the file `checkpoint`, and the saves of a run take the place of others.
+    if not args.resume and ((folder / "checkpoint").exists() or any(folder.glob("*.index"))):
         raise UsageError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
     os.stat(args.data)  # raises for data that is not there, before there is a new folder
     if chief:
         folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
-        _run(args, given, settings, source, folder, Path(own_folder), chief)
+    with alone_in(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
+        _run(args, given, settings, source, folder, Path(own_folder or folder), chief)
 
 
 def _run(args, given, settings, source, folder, own_folder, chief):
@@ -146,7 +150,8 @@ def _run(args, given, settings, source, folder, own_folder, chief):
     interruptible(_train, training, stopping, enc, interrupted=interrupted)
     if stopping.is_set() and not here.is_set():
         log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
-    log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", args.run_name, args.models_dir)
+    names = shlex.quote(args.run_name), shlex.quote(args.models_dir)
+    log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", *names)
     if stopping.is_set():
         raise KeyboardInterrupt
 
@@ -168,9 +173,14 @@ def _is_chief(settings: Settings, resume: bool) -> bool:
 def _source(args, folder: Path) -> HParams | str:
     """What to start from: sizes, or the prefix of a checkpoint."""
     if args.resume:
-        if not any(folder.glob("model-*.index")):
+        if not any(folder.glob("*.index")):
             raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
         prefix = find_prefix(folder)
+        if not re.search(r"model-\d+$", prefix):
+            raise FileNotFoundError(
+                f"{prefix} is no save of a run; start one from it with finetune, --model_name {folder} and another "
+                "--run_name"
+            )
     elif args.model_name is not None:
         prefix = find_prefix(find_model(args.model_name, args.models_dir))
     elif args.hparams is None:
@@ -186,10 +196,8 @@ def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
     if isinstance(source, HParams):
         encoder.write_vocabulary(folder, source.n_vocab)
         return encoder.get_encoder(folder.name, folder.parent)
-    parent = os.path.dirname(os.path.abspath(source))
-    if any(os.path.exists(os.path.join(parent, file)) for file in VOCABULARY_FILES):
-        return encoder.get_encoder(*os.path.split(parent)[::-1])
-    return encoder.get_encoder()
+    sizes = Path(source).with_name("hparams.json")
+    return read_vocabulary(os.path.dirname(source) or ".", read_hparams(sizes).n_vocab if sizes.exists() else None)
 
 
 def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
@@ -197,18 +205,29 @@ def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
     n_vocab, corpus = len(enc.encoder), {}
     if not data.is_encoded(args.data):  # so that a text that changed is noticed without encoding it again
         corpus["bytes"] = sum(os.path.getsize(file) for file in find_files(args.data))
-    if data.is_encoded(args.data):
-        tokens = data.open_tokens(args.data, n_vocab)
-    elif args.resume and (folder / TOKENS).exists():
-        log.info("using %s, in which the text was encoded before", folder / TOKENS)
-        tokens = data.open_tokens(folder / TOKENS, n_vocab)
+        tokens = _encoded_before(folder / TOKENS, n_vocab) if args.resume else None
+        if tokens is None:
+            tokens = data.encode_corpus(args.data, enc, own_folder / TOKENS, args.text_column)
     else:
-        tokens = data.encode_corpus(args.data, enc, own_folder / TOKENS, args.text_column)
+        tokens = data.open_tokens(args.data, n_vocab)
     log.info("%s tokens", f"{len(tokens):,}")
     crc = 0
     for start in range(0, len(tokens), 2**24):
         crc = zlib.crc32(tokens[start : start + 2**24].tobytes(), crc)
     return tokens, corpus | {"tokens": len(tokens), "crc32": crc}
+
+
+def _encoded_before(path: Path, n_vocab: int):
+    """The tokens that the run's start left, or None if they are gone or damaged."""
+    try:
+        tokens = data.open_tokens(path, n_vocab)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        log.warning("%s", error)
+        return None
+    log.info("using %s, in which the text was encoded before", path)
+    return tokens
 
 
 def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
@@ -222,17 +241,22 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     if args.resume:
         saved = runs.read_saved(folder)
         if any(saved.corpus.get(name, value) != value for name, value in corpus.items()):
-            raise ValueError(f"{args.data} is not what {folder} was trained on; resume with that, or start a new run")
+            message = f"{args.data} is not what {folder} was trained on; resume with that, or start a new run"
+            if corpus.get("bytes", 0) == saved.corpus.get("bytes"):
+                message += f", or if it is, remove {folder / TOKENS}, and it is encoded again"
+            raise ValueError(message)
         settings = dataclasses.replace(saved.settings, **given)
         if saved.progress["step"] >= settings.steps:
             raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")
     strategy = strategies.make_strategy(settings.strategy)
-    with strategies.losing_workers(strategy, AGAIN), strategy.scope():
+    with strategies.running_out_of_memory(LESS), strategies.losing_workers(strategy, AGAIN), strategy.scope():
         strategies.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
-        trainer = _trainer(source, settings, strategy)
+        trainer = _trainer(args, source, settings, strategy)
     model = trainer.model
     if isinstance(source, HParams):
         model.vocabulary = os.path.abspath(folder)
+    else:  # of a model without hparams.json the size was not known before
+        check_vocabulary(enc, model.hparams.n_vocab, os.path.dirname(source) or ".")
     size = sum(v.shape.num_elements() for v in model.variables)
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
@@ -250,7 +274,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     )
 
 
-def _trainer(source, settings, strategy):
+def _trainer(args, source, settings, strategy):
     from gpt2tf import layers
     from gpt2tf.checkpoint import load_model
     from gpt2tf.trainer import Trainer
@@ -263,8 +287,11 @@ def _trainer(source, settings, strategy):
     if isinstance(source, HParams):
         start = functools.partial(layers.initial_value, seed=settings.seed)
         model = layers.GPT2(source, initial_value=start, **options)
-    else:
+    elif args.resume:
         model = load_model(source, **options)
+    else:
+        path = find_model(args.model_name, args.models_dir)
+        model = load_newest(path, source, lambda prefix: load_model(prefix, **options))
     return Trainer(model, settings, strategy)
 
 
@@ -275,7 +302,7 @@ def _train(training, stopping, enc) -> None:
     settings, losses, show = training.settings, [], _Lines().show
     disable = None if training.chief else True
     bar = tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=disable)
-    with strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
+    with strategies.running_out_of_memory(LESS), strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
         for report in training.reports(stopping):
             losses.append(report.loss)
             bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)

@@ -82,6 +82,30 @@ def naming(name: str, part: str | None = None):
         raise
 
 
+@contextlib.contextmanager
+def alone_in(folder: str | os.PathLike):
+    """Keeps other processes that ask for this folder out of it, until this one ends, however it does.
+
+    Raises BlockingIOError where another one has it. Without effect where the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another run is writing to {folder}; give another --run_name, or wait") from None
+        except OSError as error:  # a file system without locks
+            log.debug("%s: %s", folder, error)
+        yield
+    finally:
+        os.close(held)
+
+
 def leave(code: int, at_once: bool) -> None:
     """Exit the process, without a word on a closed pipe.
 

@@ -21,6 +21,7 @@ import regex
 
 from encoder.encoder import END_OF_TEXT
 from gpt2tf.console import naming
+from gpt2tf.locate import VOCABULARY_FILES
 
 CHUNK = 2**16  # characters read at a time, which is also about the size of a piece
 LONGEST_PIECE = 2**20  # characters; the encoder takes some 300 bytes of memory for each of a single word's
@@ -43,7 +44,7 @@ def documents(path: str | os.PathLike, text_column: str = "text") -> Iterator[It
 
     path: a text file of any name; a .jsonl or .csv file, each of whose rows has a document in `text_column`;
     or a folder of such files, with all its folders, in the order of their names. Hidden files and, with a
-    note, those that are not text are left out of a folder. In all of them:
+    note, those that are not text and folders of models are left out of a folder. In all of them:
 
     - the text `<|endoftext|>` ends a document, too; documents of nothing but white space are left out;
     - a byte order mark is dropped, "\\r\\n" and "\\r" become "\\n", and a byte that is not UTF-8 becomes U+FFFD,
@@ -81,7 +82,11 @@ def _walk(path: str, above: tuple[str, ...]) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
     elif os.path.realpath(path) not in above:
-        for name in sorted(os.listdir(path)):
+        names = sorted(os.listdir(path))
+        if all(name in names for name in VOCABULARY_FILES):  # the run's own folder, it may be
+            log.info("%s holds a model and is left out", path)
+            return
+        for name in names:
             if not name.startswith("."):
                 yield from _walk(os.path.join(path, name), (*above, os.path.realpath(path)))
 

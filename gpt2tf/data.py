@@ -13,6 +13,8 @@ import dataclasses
 import functools
 import logging
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -25,6 +27,10 @@ from gpt2tf.console import naming
 from gpt2tf.corpus import documents, find_files, read_documents
 
 BLOCK = 2**20  # tokens checked at a time
+DAMAGE = (  # what NumPy and the modules under it raise for a file that is not as they wrote it, beside ValueError
+    *(KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
+)
 ENCODED = (".npy", ".npz")
 
 __all__ = ["Windows", "documents", "encode_corpus", "fixed_windows", "is_encoded", "open_tokens", "split"]
@@ -84,7 +90,7 @@ def open_tokens(path: str | os.PathLike, n_vocab: int) -> np.ndarray:
         if not count:
             raise ValueError(f"{path} holds no tokens; encode a text that is not empty")
         tokens = np.memmap(path, dtype, "r", offset, (count,))  # [tokens]
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} is damaged ({error}); encode the text again") from None
     for first in range(0, count, BLOCK):
         _check_ids(tokens[first : first + BLOCK], first, n_vocab, path)
@@ -221,7 +227,7 @@ def _read_header(file, path: str) -> tuple[np.dtype, int]:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, *DAMAGE) as error:
         raise ValueError(f"{path} is no array of NumPy, or damaged ({error}); encode the text again") from None
     if len(shape) != 1 or dtype.kind not in "iu":
         raise ValueError(f"{path} holds {dtype} of shape {list(shape)}; tokens are integers of shape [tokens]")

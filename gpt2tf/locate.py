@@ -12,6 +12,8 @@ import logging
 import os
 import re
 import shlex
+from collections.abc import Callable
+from typing import Any
 
 from gpt2tf.hparams import FORMER_NAMES, PUBLISHED
 
@@ -76,6 +78,22 @@ def find_prefix(path: str | os.PathLike) -> str:
     if len(prefixes) > 1:
         log.info("%s: %d checkpoints, taking %s", path, len(prefixes), newest)
     return os.path.join(path, newest)
+
+
+def load_newest(path: str | os.PathLike, prefix: str, load: Callable[[str], Any]) -> Any:
+    """load(prefix), the prefix being what `find_prefix(path)` gave some time ago.
+
+    A run that is training there may have saved again, and removed that save, before it is read or while it is; then
+    load() is called with the newer one.
+    """
+    while True:
+        try:
+            return load(prefix)
+        except (OSError, ValueError):
+            newer = find_prefix(path)
+            if newer == prefix:
+                raise
+            prefix = newer
 
 
 def data_files(prefix: str) -> list[str]:

@@ -14,10 +14,6 @@ import json
 import os
 import re
 import shutil
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +21,13 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
+from gpt2tf.console import naming
+from gpt2tf.data import DAMAGE
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
 from gpt2tf.settings import Settings
 
 RECORD = "record"
-DAMAGE = (  # what NumPy and the modules under it raise for a file that is not as they wrote it
-    *(ValueError, KeyError, TypeError, OSError, EOFError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +52,19 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
     record["settings"] = dataclasses.asdict(saved.settings)
     path = folder / f"training-{step}.npz"
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
-            np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(part)
-    save_checkpoint(model, folder, step)
+    with naming(str(path), str(part)):
+        try:
+            with open(part, "wb") as file:
+                arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
+                np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)
+    with naming(str(folder)):
+        save_checkpoint(model, folder, step)
     _remove_others(folder, {step, keep})
 
 
@@ -85,7 +81,7 @@ def _remove_others(folder, steps) -> None:
         save = re.fullmatch(r"(?:model|training)-(\d+)\.(?:npz|index|data-\d+-of-\d+)", name)
         if save and int(save[1]) not in steps:
             os.remove(os.path.join(folder, name))
-        elif re.fullmatch(r"training-\d+\.npz\.\d+\.part", name):
+        elif re.fullmatch(r"(training-\d+\.npz|tokens\.npy)\.\d+\.part", name):
             os.remove(os.path.join(folder, name))
         elif name.startswith(SCRATCH):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
@@ -115,5 +111,5 @@ def read_saved(folder: str | os.PathLike) -> Saved:
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "
             f"this model with --model_name {folder} and another --run_name"
         ) from None
-    except DAMAGE as error:
+    except (ValueError, OSError, *DAMAGE) as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run from this model with --model_name") from None

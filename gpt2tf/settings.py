@@ -16,21 +16,24 @@ OPTIMIZERS = ("adamw", "adafactor")
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("one", "mirrored", "multiworker")
 EMBEDDINGS = "embeddings"  # wte and wpe
+MOST = (limits.MAX_INT32, 1e30)  # of whole numbers, and of others: far above any use, where float32 has room
 
 
 def _at_least(least, below=None):
     def check(name, value):
-        if not (value >= least and (below is None or value < below)):
-            end = "or more" if below is None else f"to below {below}"
+        most = MOST[type(value) is float]
+        if not (value >= least and (value <= most if below is None else value < below)):
+            end = f"to below {below}" if below is not None else f"to {most}" if value > most else "or more"
             raise ValueError(f"{name} is {value}; it must be {least} {end}")
 
     return check
 
 
-def _above(bound, most=float("inf")):
+def _above(bound):
     def check(name, value):
+        most = MOST[type(value) is float]
         if not bound < value <= most:
-            end = f" and at most {most}" if most < float("inf") else ""
+            end = f" and at most {most}" if value > most else ""
             raise ValueError(f"{name} is {value}; it must be above {bound}{end}")
 
     return check
@@ -57,19 +60,23 @@ def parse_freeze(text: str) -> Callable[[str], bool]:
 
     Words: embeddings (wte and wpe), wte, wpe, ln_f, h3, h0-h5. Raises ValueError for others.
     """
-    scopes = set()
+    scopes, blocks = set(), []
     for word in filter(None, text.replace(" ", "").split(",")):
-        blocks = re.fullmatch(r"h(\d+)(?:-h?(\d+))?", word)
-        if blocks:
-            first, last = int(blocks[1]), int(blocks[2] or blocks[1])
-            scopes |= {f"h{i}" for i in range(first, last + 1)}
+        found = re.fullmatch(r"h(\d{1,9})(?:-h?(\d{1,9}))?", word, re.ASCII)
+        if found and int(found[1]) <= int(found[2] or found[1]):
+            blocks.append(range(int(found[1]), int(found[2] or found[1]) + 1))
         elif word == EMBEDDINGS:
             scopes |= {"wte", "wpe"}
         elif word in ("wte", "wpe", "ln_f"):
             scopes.add(word)
         else:
             raise ValueError(f"freeze has {word!r}; give some of {EMBEDDINGS}, wte, wpe, ln_f, h0, h0-h5")
-    return lambda name: name.split("/")[1] in scopes
+
+    def frozen(name):
+        scope = name.split("/")[1]
+        return scope in scopes or (scope[1:].isdecimal() and any(int(scope[1:]) in block for block in blocks))
+
+    return frozen
 
 
 def setting(default, help, check=None):

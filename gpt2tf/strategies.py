@@ -70,6 +70,17 @@ def losing_workers(strategy: tf.distribute.Strategy, remedy: str) -> Iterator[No
         raise ConnectionError(f"another worker is gone or cannot be reached; {remedy}") from None
 
 
+@contextlib.contextmanager
+def running_out_of_memory(remedy: str) -> Iterator[None]:
+    """Turns TensorFlow's ways to report that there is no more memory into a MemoryError with the remedy."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+        if "memory" not in str(error).lower():
+            raise
+        raise MemoryError(f"out of memory; {remedy}") from None
+
+
 def from_workers(strategy: tf.distribute.Strategy, values) -> np.ndarray:
     """What each worker has, for all of them. To be called by all, in the same order.
 

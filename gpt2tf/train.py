@@ -8,7 +8,9 @@ weights of one which was not, bit for bit on a CPU; validation loss, early stop;
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 import os
 import threading
@@ -27,9 +29,15 @@ from gpt2tf.trainer import Trainer
 
 VALIDATION_BATCHES = 64  # spread over the validation tokens; of a small corpus they are all of them
 SAMPLE_TOP_K = 40  # of the samples on the way
+DIVERGED = (
+    "the {} at update {}: give a lower --learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
+)
+LOGS = "logs"  # a folder in that of the run
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # what TensorBoard draws as curves
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +88,8 @@ class Run:
         if saved:
             self.step, self.best, self.best_step = (saved.progress[name] for name in ("step", "best", "best_step"))
             trainer.restore(saved.state)
+            if self.settings.early_stop and not saved.settings.early_stop:  # the save of the best step was not kept
+                self.best, self.best_step = math.inf, self.step
 
     def validation_loss(self) -> float | None:
         """Mean loss in nats on the part of the corpus that is kept for it; None if there is none."""
@@ -94,17 +104,15 @@ class Run:
         Raises FloatingPointError when the loss is not finite; OSError where the disk does.
         """
         settings, seconds, first = self.settings, 0.0, self.step
-        logs = tf.summary.create_file_writer(os.path.join(self.folder, "logs")) if self.chief else None
+        logs = self._make_log() if self.chief else None
         for tokens in self._batches():
             rate = float(self.trainer.optimizer.learning_rate)
             start = time.perf_counter()
             loss, norm = self.trainer.update(self.step, tokens.numpy())
             took = time.perf_counter() - start
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise FloatingPointError(
-                    f"the loss is {loss} and the gradients' norm {norm} at update {self.step + 1}: give a lower "
-                    f"--learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
-                )
+                found = f"loss is {loss} and the gradients' norm {norm}"
+                raise FloatingPointError(DIVERGED.format(found, self.step + 1))
             self.step += 1
             # All workers stop after the same update, or those that go on would wait for the others.
             stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
@@ -122,8 +130,12 @@ class Run:
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
             report = self._after_update(report, stop)
-            if logs:
-                self._log(logs, report)
+            try:
+                if logs:
+                    self._log(logs, report)
+            except OSError as error:  # what a run is for is its saves
+                log.warning("%s; training goes on without it", error)
+                logs = None
             yield report
             if stop or self._stops_early():
                 break
@@ -160,6 +172,8 @@ class Run:
             sample = self._sample()
         best = settings.early_stop and self.best_step == self.step
         saved = last or stopping or best or self.step % settings.save_every == 0 or self._stops_early()
+        if saved and not all(np.isfinite(np.asarray(v)).all() for v in self.trainer.variables):
+            raise FloatingPointError(DIVERGED.format("weights are not finite", self.step))
         if saved and self.chief:
             progress = {"step": self.step, "best": self.best, "best_step": self.best_step}
             keep = self.best_step if settings.early_stop else None
@@ -177,13 +191,25 @@ class Run:
         seed = (self.settings.seed + self.step) % 2**32
         return Generator(self.trainer.model).generate([[self.end_of_text]], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
 
+    def _make_log(self):
+        with self._naming_logs():
+            return tf.summary.create_file_writer(os.path.join(self.folder, LOGS))
+
+    @contextlib.contextmanager
+    def _naming_logs(self):
+        try:
+            yield
+        except tf.errors.OpError as error:
+            reason = error.message.splitlines()[0].split("}} ")[-1]
+            raise OSError(f"cannot write {os.path.join(self.folder, LOGS)}: {reason}") from None
+
     def _log(self, logs, report: Report) -> None:
         """Write the numbers of a report where TensorBoard looks for them."""
         names = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "validation")
-        with logs.as_default():
+        with self._naming_logs(), logs.as_default():
             for name in names:
                 value = getattr(report, name)
                 if value is not None:
                     tf.summary.write(name, tf.constant(value, tf.float32), report.step, metadata=SCALARS)
-        if report.saved:
-            logs.flush()
+            if report.saved:
+                logs.flush()

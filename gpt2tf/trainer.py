@@ -56,6 +56,9 @@ class Trainer:
             raise ValueError(f"window is {settings.window}; the model's n_ctx is {model.hparams.n_ctx}")
         frozen = parse_freeze(settings.freeze)
         self.variables = [v for v in model.trainable_variables if not frozen(v.path)]
+        for word in settings.freeze.replace(" ", "").split(","):
+            if word and not any(parse_freeze(word)(v.path) for v in model.variables):
+                raise ValueError(f"freeze has {word!r}; the model's n_layer is {model.hparams.n_layer}")
         if not self.variables:
             raise ValueError(f"freeze is {settings.freeze!r}, which leaves nothing to train")
         self.optimizer = make_optimizer(settings, self.variables)

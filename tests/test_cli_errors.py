@@ -10,7 +10,7 @@ from command import FOUR, FOUR_TEXT, LONG, MODEL, header
 from conftest import GOLDEN
 
 import encoder
-from gpt2tf import cli_sample
+from gpt2tf import cli, cli_sample
 
 
 @pytest.mark.parametrize(
@@ -194,3 +194,11 @@ def test_no_stdin(sample, monkeypatch):
     assert sample(*FOUR)[0] == 0
     assert sample(*FOUR, "--interactive") == (0, "", "")
     assert sample(*FOUR, "--prompt_file=-")[0] == 2
+
+
+def test_ctrl_c_while_the_flags_are_made(sample, monkeypatch):
+    def interrupted(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "sample", interrupted)
+    assert sample() == (130, "", "")

@@ -1,5 +1,6 @@
 """`gpt2tf train` and `gpt2tf finetune` from flags to a model that `sample.py` opens."""
 
+import atexit
 import dataclasses
 import json
 import os
@@ -19,7 +20,9 @@ from conftest import GOLDEN
 from training import ONE_LAYER, assert_same, values
 
 import encoder
-from gpt2tf import cli, cli_train, load_model, runs
+from gpt2tf import GPT2, HParams, cli, cli_sample, cli_train, load_model, runs, save_checkpoint
+from gpt2tf.checkpoint import write_state
+from gpt2tf.console import alone_in
 from gpt2tf.hparams import write_hparams
 from gpt2tf.settings import Settings
 from gpt2tf.train import Run
@@ -44,6 +47,7 @@ def gpt2tf(monkeypatch, capsys, place, eagerly):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave_at_once)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)  # those of pytest are among them
     monkeypatch.setattr(encoder, "write_vocabulary", _write_vocabulary(encoder.write_vocabulary))
 
     def run(command, *flags, data="text.txt", name="new"):
@@ -175,6 +179,19 @@ def test_resume_refuses_what_is_not_the_run_that_was_saved(gpt2tf, train, place)
         assert sorted(os.listdir(copy)) == before
 
 
+def test_resume_with_a_damaged_encoding(gpt2tf, train, place):
+    assert train("--steps=1")[0] == 0
+    path = place / "new" / "tokens.npy"
+    whole = path.read_bytes()
+    for step, content in enumerate([whole[:300], b"", None], start=2):
+        path.write_bytes(content) if content is not None else path.unlink()
+        assert gpt2tf("train", "--resume", f"--steps={step}")[0] == 0
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+    code, _, err = gpt2tf("train", "--resume", "--steps=5")
+    assert code == 1 and f"or if it is, remove {path}" in err.splitlines()[-1]
+
+
 def test_resume_with_other_tokens_is_refused(gpt2tf, train, place):
     tokens = np.arange(200, dtype=np.uint16) % 300
     np.save(place / "ids.npy", tokens)
@@ -207,6 +224,10 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--window=0"], ["window is 0"]),
         (["--learning_rate=0"], ["learning_rate is 0.0; it must be above 0"]),
         (["--learning-rate=nan"], ["learning_rate is nan"]),
+        (["--learning_rate=inf"], ["learning_rate is inf; it must be above 0 and at most 1e+30"]),
+        (["--weight_decay=1e39"], ["weight_decay is 1e+39; it must be 0 to 1e+30"]),
+        (["--steps=10000000000"], ["steps is 10000000000; it must be 1 to 2147483647"]),
+        (["--sample_length=10000000000"], ["it must be above 0 and at most 2147483647"]),
         (["--dropout=1"], ["dropout is 1.0; it must be 0 to below 1"]),
         (["--optimizer=sgd"], ["'sgd'", "adamw, adafactor"]),
         (["--dtype=int8"], ["'int8'", "float32, bfloat16"]),
@@ -214,6 +235,7 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--seed=-1"], ["seed is -1"]),
         (["--early_stop=2", "--evaluate_every=0"], ["early_stop", "evaluate_every"]),
         (["--validation=1"], ["validation is 1.0"]),
+        (["--strategy=multiworker"], ["TF_CONFIG"]),
         (["--strategy=all"], ["'all'", "one, mirrored, multiworker"]),
         (["--run_name=a/b"], ["'a/b' is no name of a folder"]),
         (["--run_name=.."], ["'..' is no name"]),
@@ -223,7 +245,8 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["extra"], ["extra"]),
     ],
 )
-def test_bad_usage(refused, place, flags, parts):
+def test_bad_usage(refused, place, flags, parts, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     code, line = refused("train", "--hparams", place / "hparams.json", *flags)
     assert code == 2
     assert [part for part in parts if part not in line] == []
@@ -239,16 +262,49 @@ def test_train_needs_sizes_and_a_name(refused, place, capsys):
         assert part in capsys.readouterr().err
 
 
-def test_a_model_is_not_overwritten(refused, place):
+@pytest.mark.parametrize("missing", ["model.ckpt.index", "checkpoint"])
+def test_a_model_is_not_overwritten(refused, place, missing):
     shutil.copytree(GOLDEN / "tiny-a", place / "new")
+    (place / "new" / missing).unlink()
     code, line = refused("train", "--hparams", place / "hparams.json")
     assert code == 2 and f"{place / 'new'} holds a model; give --resume to go on with it, or another --run_name" in line
 
 
-@pytest.mark.parametrize("name", ["missing", "empty", "plain"])
+@pytest.mark.parametrize("vocabulary", ["none", "of another model"])
+@pytest.mark.parametrize("sizes", ["in a file", "of the variables"])
+def test_the_vocabulary_of_another_model_is_refused(gpt2tf, place, sizes, vocabulary):
+    """Its ids are out of range, which a compiled program does not notice."""
+    hparams = HParams(n_vocab=300, n_ctx=16, n_embd=768, n_head=12, n_layer=1)
+    save_checkpoint(GPT2(hparams, initial_value=lambda _, shape: np.zeros(shape, np.float32)), place / "mixed")
+    for file in ("encoder.json", "vocab.bpe", *(["hparams.json"] if sizes != "in a file" else [])):
+        (place / "mixed" / file).unlink()
+    if vocabulary != "none":
+        encoder.write_vocabulary(place / "mixed", 400)
+    code, out, err = gpt2tf("finetune", "--model_name=mixed")
+    assert (code, out) == (1, "") and "put the files of one model together" in err.splitlines()[-1]
+    assert not (place / "new" / "checkpoint").exists()
+
+
+def test_resume_of_a_model_that_no_run_saved_is_refused(refused, place):
+    shutil.copytree(GOLDEN / "tiny-a", place / "plain")
+    code, line = refused("train", "--resume", name="plain")
+    assert code == 1 and "model.ckpt is no save of a run; start one from it with finetune, --model_name" in line
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(train, place):
+    """Each would remove the other's saves."""
+    (place / "new").mkdir()
+    with alone_in(place / "new"):
+        code, _, err = train()
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"another run is writing to {place / 'new'}; give another --run_name, or wait" in err
+    assert not any((place / "new").iterdir())
+    assert train("--steps=1")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
 def test_resume_without_a_run_is_refused(refused, place, name):
     (place / "empty").mkdir()
-    shutil.copytree(GOLDEN / "tiny-a", place / "plain")
     code, line = refused("train", "--resume", name=name)
     assert code == 1 and f"{place / name} holds no run to resume; leave --resume out to start one" in line
 
@@ -303,13 +359,30 @@ def test_folder_that_cannot_be_written(refused, place):
         (["--window=17"], "window is 17; the model's n_ctx is 16"),
         (["--freeze=embeddings,h0-h1,ln_f"], "leaves nothing to train"),
         (["--learning_rate=1e30", "--clip=0", "--save_every=1"], "give a lower --learning_rate"),
-        (["--strategy=multiworker"], "TF_CONFIG"),
     ],
 )
-def test_what_only_the_model_tells_fails_in_one_line(train, flags, part, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def test_what_only_the_model_tells_fails_in_one_line(train, flags, part):
     code, _, err = train(*flags)
     assert code == 1 and part in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["sample", "finetune"])
+def test_a_run_that_saves_again_while_it_is_opened(train, gpt2tf, place, sample, monkeypatch, command):
+    """What was the model when the command began is gone when its weights are read."""
+    assert train("--steps=1", name="live")[0] == 0
+    module = {"sample": cli_sample, "finetune": cli_train}[command]
+
+    def save_again():
+        for file in place.glob("live/*-1.*"):
+            file.rename(file.with_name(file.name.replace("-1.", "-2.")))
+        write_state(place / "live", "model-2")
+
+    monkeypatch.setattr(module, "silence_tensorflow", save_again)
+    if command == "sample":
+        code, _, err = sample("--model_name=live", "--models_dir", place, "--length=3")
+    else:
+        code, _, err = gpt2tf("finetune", "--model_name=live", "--steps=1")
+    assert code == 0 and f"loading {place / 'live' / 'model-2'}" in err
 
 
 def test_encoded_data_and_columns(train, place):
@@ -319,6 +392,27 @@ def test_encoded_data_and_columns(train, place):
     assert not (place / "a" / "tokens.npy").exists()
     assert train("--steps=1", "--text_column=story", data="rows.jsonl", name="b")[0] == 0
     assert (place / "b" / "tokens.npy").exists()
+
+
+def test_models_in_a_folder_of_texts_are_no_texts(train, gpt2tf, place):
+    """Or its own saves would make another corpus of it."""
+    flags = ["--models_dir", place / "texts" / "models", "--run_name=new"]
+    (place / "texts").mkdir()
+    (place / "texts" / "a.txt").write_text(TEXT)
+    assert train("--steps=1", *flags, data="texts")[0] == 0
+    tokens = (place / "texts" / "models" / "new" / "tokens.npy").read_bytes()
+    assert gpt2tf("train", "--resume", "--steps=2", *flags, data="texts")[0] == 0
+    assert train("--steps=1", data="texts")[0] == 0
+    assert (place / "new" / "tokens.npy").read_bytes() == tokens
+
+
+def test_out_of_memory_is_said_with_what_to_do(train, monkeypatch):
+    def allocate(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "Out of memory while trying to allocate 99 bytes.")
+
+    monkeypatch.setattr(Run, "_after_update", allocate)
+    code, _, err = train()
+    assert code == 1 and "out of memory; give a smaller --batch_size" in err.splitlines()[-1]
 
 
 def interrupt():

@@ -228,6 +228,24 @@ def test_files_that_are_damaged(tmp_path, name, content):
         open_tokens(tmp_path / name, N_VOCAB)
 
 
+@pytest.mark.parametrize("save, start, size", [(np.save, b"\x93NUMPY", 128), (np.savez, b"PK\1\2", 46)])
+def test_no_bit_of_a_header_raises_anything_else(tmp_path, save, start, size):
+    """NumPy and zipfile have errors of many kinds. A bit that does no harm may pass."""
+    raw = io.BytesIO()
+    save(raw, np.arange(100))
+    raw, messages = raw.getvalue(), set()
+    first = raw.index(start)
+    for bit in range(8 * first, 8 * (first + size)):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "a.npy").write_bytes(damaged)
+        try:
+            open_tokens(tmp_path / "a.npy", N_VOCAB)
+        except ValueError as error:
+            messages.add(str(error))
+    assert len(messages) > 5 and all("a.npy" in message for message in messages)
+
+
 # Training and validation
 
 

@@ -139,9 +139,10 @@ def test_full_disk_leaves_the_save_before(compiled_trainer, finished, monkeypatc
 
     place = {"optimizer": (np, "savez"), "weights": (checkpoint, "_write_variables"), "sync": (os, "fsync"),
              "rename": (os, "replace")}[where]  # fmt: skip
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as error:
         patch.setattr(*place, full)
         next(reports)
+    assert error.value.filename.startswith(str(folder))  # a line that says where
     assert before <= set(os.listdir(folder)) <= before | {"training-4.npz"}
     assert runs.saved_step(folder) == 2
     resume(compiled_trainer, folder)
@@ -166,6 +167,7 @@ def test_files_of_others_stay(compiled_trainer, copy):
     for name in others:
         (copy / name).write_text("mine")
     (copy / "training-3.npz.99.part").write_text("half")
+    (copy / "tokens.npy.99.part").write_text("half")
     (copy / ".saving-abc" / "model").mkdir(parents=True)
     saved = runs.Saved(Settings(), {}, {"step": 8}, [])
     runs.save(copy, compiled_trainer.model, 8, saved)

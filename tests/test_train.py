@@ -147,6 +147,14 @@ def test_early_stop_counts_on_after_a_stop(make_run, compiled_trainer, scripted,
     assert runs.saved_step(tmp_path / "run") == 2
 
 
+def test_early_stop_of_a_run_that_had_none_starts_to_count(make_run, compiled_trainer, scripted, tmp_path):
+    """Its best step is gone, and the folder is to end up with the best one."""
+    scripted([1, 2, 2, 2, 9, 8, 8, 8, 8])
+    assert len(list(make_run(**EARLY | {"early_stop": 0, "steps": 4}).reports(NEVER))) == 4
+    assert [report.step for report in resume(compiled_trainer, tmp_path / "run", **EARLY)] == [5, 6, 7, 8, 9]
+    assert runs.saved_step(tmp_path / "run") == 6
+
+
 def test_without_early_stop_the_last_weights_count(make_run, scripted, tmp_path):
     scripted([1, 2, 3, 4])
     assert len(list(make_run(steps=4, evaluate_every=1).reports(NEVER))) == 4
@@ -174,6 +182,38 @@ def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_save(make_run, compi
         next(reports)
     assert runs.saved_step(tmp_path / "run") == 2
     assert_same(values(make_loaded(tmp_path)), saved)
+
+
+def test_weights_that_are_not_finite_are_not_saved(make_run, compiled_trainer, tmp_path, monkeypatch):
+    """What the last update made of them, its loss does not tell."""
+    run, update = make_run(steps=2, save_every=1), compiled_trainer.update
+
+    def breaking(step, tokens):
+        found = update(step, tokens)
+        if step == 1:
+            compiled_trainer.model.ln_f.g.assign(np.full(16, np.inf))
+        return found
+
+    monkeypatch.setattr(compiled_trainer, "update", breaking)
+    with pytest.raises(FloatingPointError, match="the weights are not finite at update 2: give a lower"):
+        list(run.reports(NEVER))
+    assert runs.saved_step(tmp_path / "run") == 1
+
+
+def test_logs_that_cannot_be_written_are_named(make_run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "logs").touch()
+    with pytest.raises(OSError, match="cannot write .*logs: .*[Nn]ot a directory"):
+        list(make_run().reports(NEVER))
+
+
+def test_logs_that_fail_on_the_way_do_not_end_the_run(make_run, tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(tf.summary, "write", full)
+    assert len(list(make_run(steps=3).reports(NEVER))) == 3 == runs.saved_step(tmp_path / "run")
+    assert caplog.text.count("logs: No space left on device; training goes on without it") == 1
 
 
 def test_sample_on_the_way(make_run, monkeypatch):

@@ -161,6 +161,7 @@ EMBEDDINGS = {"model/wte", "model/wpe"}
         ("embeddings,h0-h1", {"wte", "wpe", "h0", "h1"}),
         ("h1-1", {"h1"}),
         ("h0-h5,wte", {"h0", "h1", "wte"}),
+        ("h0-h999999999", {"h0", "h1"}),
     ],
 )
 def test_frozen_variables_stay_and_the_others_move(freeze, scopes):
@@ -173,7 +174,7 @@ def test_frozen_variables_stay_and_the_others_move(freeze, scopes):
     assert still == {name for name in before if name.split("/")[1] in scopes}
 
 
-@pytest.mark.parametrize("word", ["h", "h-1", "wtf", "h0-", "embedding", "h0;h1", "H0"])
+@pytest.mark.parametrize("word", ["h", "h-1", "wtf", "h0-", "embedding", "h0;h1", "H0", "h1-h0", "h0-h9999999999"])
 def test_other_words_are_refused(word):
     with pytest.raises(ValueError, match=f"freeze has '{word}'; give some of embeddings, wte"):
         Settings(freeze=f"wpe,{word}")
@@ -182,6 +183,8 @@ def test_other_words_are_refused(word):
 def test_what_leaves_nothing_to_train_or_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="freeze is 'embeddings,h0-1,ln_f', which leaves nothing to train"):
         make_trainer(freeze="embeddings,h0-1,ln_f")
+    with pytest.raises(ValueError, match="freeze has 'h2'; the model's n_layer is 2"):  # its blocks are h0 and h1
+        make_trainer(freeze="h0, h2")
     with pytest.raises(ValueError, match="window is 17; the model's n_ctx is 16"):
         make_trainer(window=17)
 
