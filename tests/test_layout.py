@@ -21,7 +21,7 @@ ARROWS = {
     "cluster": set(),
     "strategies": {"cluster"},
     "spread": {"cluster", "generate", "strategies"},
-    "corpus": {"console"},
+    "corpus": {"console", "locate"},
     "data": {"console", "corpus"},
     "threshold": {"xla_ops"},
     "names": {"hparams"},
@@ -39,7 +39,7 @@ ARROWS = {
     "download": {"hparams", "names", "locate", "checkpoint"},
     "adafactor": set(),
     "trainer": {"settings", "model", "dropout", "layers", "adafactor"},
-    "runs": {"settings", "locate", "layers", "checkpoint"},
+    "runs": {"settings", "console", "data", "locate", "layers", "checkpoint"},
     "train": {"data", "generate", "trainer", "runs", "strategies"},
     "cli": {
         "limits",
@@ -61,7 +61,7 @@ ARROWS = {
     },
     "cli_train": {
         *("hparams", "locate", "settings", "cluster", "costs", "corpus", "data", "layers", "checkpoint", "strategies"),
-        *("device", "trainer", "runs", "train", "flags", "cli"),
+        *("device", "console", "trainer", "runs", "train", "flags", "cli", "cli_sample"),
     },
     "cli_sample": {"limits", "hparams", "locate", "cluster", "noise", "generate", "spread", "device", "console", "cli"},
 }

@@ -54,13 +54,15 @@ def test_it_beats_the_trigram_on_text_it_has_not_seen(shakespeare, tokens):
     loss = -log_probabilities(shakespeare, rows).mean()
     assert loss < TRIGRAM - 0.1
     stated = float(re.search(r"validation loss \| (\d\.\d+)", README)[1])
-    assert abs(loss - stated) < 0.3  # of one scene, where the README has all of the text kept for validation
+    assert abs(loss - stated) < 0.5  # of one scene, where the README has all of the text kept for validation
 
 
 def test_a_longer_memory_helps(shakespeare, tokens):
-    """What comes late in a window is likelier than what comes early: it has learnt to look back."""
-    by_place = log_probabilities(shakespeare, windows(tokens, shakespeare.hparams.n_ctx)).mean(axis=0)  # [n_ctx]
-    assert by_place[64:].mean() > by_place[:16].mean()
+    """The same tokens are likelier after all of a window than after eight of its tokens: it has learnt to look back."""
+    rows = windows(tokens, shakespeare.hparams.n_ctx)
+    after_all = log_probabilities(shakespeare, rows)[:, -64:].mean()
+    after_eight = log_probabilities(shakespeare, rows[:, -(64 + 8) :])[:, -64:].mean()
+    assert after_all > after_eight + 0.02
 
 
 @pytest.mark.parametrize("dtype", SHAKESPEARE_NARROW_NLL)
