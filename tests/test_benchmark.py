@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+import re
 import time
 
 import pytest
 from conftest import GOLDEN
 
-from gpt2tf import benchmark, cli, costs
+from gpt2tf import benchmark, benchmark_train, cli, costs
 from gpt2tf.benchmark import Limits
-from gpt2tf.costs import Case
+from gpt2tf.costs import Case, prompt_operations, training_operations
 from gpt2tf.hparams import PUBLISHED, HParams
 from gpt2tf.names import parameter_count
 
@@ -225,3 +226,47 @@ def test_a_whole_process():
     assert benchmark.process_seconds(GOLDEN / "tiny-a", length=0, runs=0) > 0.1
     with pytest.raises(ChildProcessError, match="there is no model"):
         benchmark.process_seconds(GOLDEN / "nowhere", runs=0)
+
+
+def test_an_update_beside_the_peers(monkeypatch):
+    class Slow:
+        def __init__(self, model, settings, strategy):
+            assert settings.batch_size == 2
+
+        def update(self, step, tokens):
+            assert tokens.shape == (2, 9) and tokens.max() < 1000
+            time.sleep(0.02)
+
+    monkeypatch.setattr(benchmark_train, "Trainer", Slow)
+    monkeypatch.setattr(benchmark_train, "PAUSE", 0)
+    monkeypatch.setattr(benchmark_train.engines, "missing_modules", lambda name: [])
+    monkeypatch.setattr(benchmark_train.engines, "transformers_update", lambda *arguments: lambda: time.sleep(0.06))
+    ours, theirs = benchmark_train.measure_training(
+        GOLDEN / "tiny-a", 2, 8, MACHINE, peers=["transformers", "llama_cpp"], runs=3
+    )
+    assert (ours.engine, theirs.engine, ours.ratio) == ("gpt2tf", "transformers", None)
+    assert theirs.ratio == pytest.approx(theirs.update_s / ours.update_s) and 2 < theirs.ratio < 4
+    assert ours.tokens_per_s == pytest.approx(16 / ours.update_s)
+    assert ours.arithmetic_share == pytest.approx(training_operations(TINY, 2, 8) / ours.update_s / 100e9)
+
+
+def test_an_update_is_three_passes_with_all_logits():
+    other_logits = 2 * 4 * (8 - 1) * TINY.n_vocab * TINY.n_embd
+    passes = prompt_operations(TINY, Case(batch_size=4, prompt_length=8)) + other_logits
+    assert training_operations(TINY, 4, 8) == 3 * passes
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_train_prints_the_figures_of_an_update(run, monkeypatch, as_json):
+    row = benchmark_train.TrainingRow("gpt2tf", 2, 8, 1.5, 0.25, 64.0, 5e9, 0.05)
+    monkeypatch.setattr(benchmark_train, "measure_training", lambda *arguments, **options: [row])
+    code, out, _ = run("--train", "--batch_size=2", "--length=8", *["--json"] * as_json)
+    assert code == 0
+    if as_json:
+        assert json.loads(out)["rows"] == [dataclasses.asdict(row)]
+    else:
+        assert re.search(r"^gpt2tf +2 +8 +1\.5 +0\.25 +64\.0 +5\.0 +5 +-$", out, re.MULTILINE)
+
+
+def test_a_window_that_does_not_fit_is_refused(run):
+    assert run("--train", "--length=65")[0] == 2
