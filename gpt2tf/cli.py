@@ -60,8 +60,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    # Also from TensorFlow's connections, which wait for workers that have left.
-    leave(code, at_once=argv is None or getattr(args, "strategy", "one") == "multiworker")
+    leave(code, at_once=argv is None)
 
 
 def _prepare_streams():

@@ -109,8 +109,9 @@ def alone_in(folder: str | os.PathLike):
 def leave(code: int, at_once: bool) -> None:
     """Exit the process, without a word on a closed pipe.
 
-    at_once: without taking the interpreter apart, which takes most of a second when TensorFlow is in it; not for a
-    program that has called ours. Always so after Ctrl-C, where a thread may still be busy.
+    at_once: without taking the interpreter apart, which takes most of a second when TensorFlow is in it, and more when
+    its connections wait for workers that have left; not for a program that has called ours, and has its own way out.
+    Always so after Ctrl-C, where a thread may still be busy.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

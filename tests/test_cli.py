@@ -1,12 +1,13 @@
 """`sample.py` from flags to text. test_cli_errors.py has what it refuses, test_cli_process.py its surroundings."""
 
+import atexit
 import json
 
 import pytest
 from command import FOUR, FOUR_TEXT, LONG, MODEL, header
 from conftest import GOLDEN
 
-from gpt2tf import cli_sample
+from gpt2tf import cli, cli_sample
 
 RECORDED = json.loads((GOLDEN / "tiny-a" / "samples.json").read_text(encoding="utf-8"))["cases"]
 # One recorded case of each kind; test_sample.py replays them all.
@@ -165,3 +166,12 @@ def test_truncate_cuts_at_the_end_of_text_that_was_generated(sample, monkeypatch
 def test_prompt_that_ends_in_a_space_gets_a_note(sample):
     assert "ends in a space" in sample(*FOUR, "--prompt=hello ")[2]
     assert sample(*FOUR, "--prompt=hello\n")[2] == ""
+
+
+@pytest.mark.parametrize("flags", [["--length=-1"], ["--strategy=multiworker"], ["--model_name=nowhere"], ["--help"]])
+def test_a_program_that_calls_the_command_keeps_its_own_way_out(monkeypatch, capsys, flags):
+    """Whatever the command ends with, the functions that the program wants called when it exits are not called yet."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: pytest.fail("the program's exit functions were called"))
+    with pytest.raises(SystemExit):
+        cli.main("sample", flags)
