@@ -192,18 +192,16 @@ def _write_files(model: GPT2, folder: str, prefix: str) -> None:
         for file in VOCABULARY_FILES:
             shutil.copyfile(os.path.join(model.vocabulary, file), os.path.join(folder, file))
     _write_variables({v.path: v.value for v in model.variables}, os.path.join(folder, prefix))
-    write_state(folder, prefix)
+    write_state(os.path.join(folder, "checkpoint"), prefix)
     for file in os.listdir(folder):
         with open(os.path.join(folder, file), "rb+") as written:
             os.fsync(written)
 
 
-def write_state(folder: str | os.PathLike, prefix: str) -> None:
-    """Write the file `checkpoint`, which says what prefix a folder stands for."""
-    part = os.path.join(folder, "checkpoint.part")
-    with open(part, "w", encoding="utf-8", newline="\n") as file:
+def write_state(path: str | os.PathLike, prefix: str) -> None:
+    """Write the file `checkpoint`, which says what prefix a folder stands for, to a path."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(CHECKPOINT_STATE.format(prefix))
-    os.replace(part, os.path.join(folder, "checkpoint"))
 
 
 def _write_variables(variables: dict[str, tf.Tensor], prefix: str) -> None:

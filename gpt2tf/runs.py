@@ -71,7 +71,9 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
 def settle(folder: str | os.PathLike, step: int) -> None:
     """Make the folder that of an earlier step which was kept, and remove the later one."""
     if os.path.exists(os.path.join(folder, f"model-{step}.index")):
-        write_state(folder, f"model-{step}")
+        part = os.path.join(folder, "checkpoint.part")
+        write_state(part, f"model-{step}")
+        os.replace(part, os.path.join(folder, "checkpoint"))
         _remove_others(folder, {step})
 
 

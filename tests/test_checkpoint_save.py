@@ -278,7 +278,7 @@ def test_a_save_that_vanishes_from_under_it(tmp_path, tiny, monkeypatch):
 
 @pytest.mark.parametrize("step", range(6))
 def test_an_interrupted_replacement_is_never_read_as_a_mix(tmp_path, monkeypatch, step):
-    """Cut short between its renames, a save over another model leaves the old one or one that is refused."""
+    """Cut short between its renames, what a save over a model leaves is the old one, refused, or the new one."""
     old, new = HParams(260, 8, 8, 2, 1), HParams(260, 8, 8, 4, 1)  # they differ in nothing that the shapes show
     save_checkpoint(GPT2(old), tmp_path / "model")
     replace, calls = os.replace, []
@@ -294,6 +294,8 @@ def test_an_interrupted_replacement_is_never_read_as_a_mix(tmp_path, monkeypatch
         save_checkpoint(GPT2(new), tmp_path / "model")
     if step == 0:
         assert load_model(tmp_path / "model").hparams == old
+    elif step == 5:  # all is there but the file that names it, which is as it was
+        assert load_model(tmp_path / "model").hparams == new
     else:
         with pytest.raises(ValueError, match=r"data-00000-of-00001"):
             load_model(tmp_path / "model")

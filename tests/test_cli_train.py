@@ -375,7 +375,7 @@ def test_a_run_that_saves_again_while_it_is_opened(train, gpt2tf, place, sample,
     def save_again():
         for file in place.glob("live/*-1.*"):
             file.rename(file.with_name(file.name.replace("-1.", "-2.")))
-        write_state(place / "live", "model-2")
+        write_state(place / "live" / "checkpoint", "model-2")
 
     monkeypatch.setattr(module, "silence_tensorflow", save_again)
     if command == "sample":
