@@ -83,6 +83,22 @@ def naming(name: str, part: str | None = None):
 
 
 @contextlib.contextmanager
+def replacing(target: str):
+    """A binary file that becomes `target` when all is written, and else disappears."""
+    part = f"{target}.{os.getpid()}.part"
+    with naming(target, part):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut may leave an empty file under the final name
+            os.replace(part, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)
+
+
+@contextlib.contextmanager
 def alone_in(folder: str | os.PathLike):
     """Keeps other processes that ask for this folder out of it, until this one ends, however it does.
 

@@ -8,7 +8,6 @@ document; which tokens a step sees hangs on the seed and the step alone, so that
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -23,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from encoder.encoder import END_OF_TEXT, Encoder
-from gpt2tf.console import naming
+from gpt2tf.console import replacing
 from gpt2tf.corpus import documents, find_files, read_documents
 
 BLOCK = 2**20  # tokens checked at a time
@@ -54,7 +53,7 @@ def encode_corpus(
     size = sum(os.path.getsize(file) for file in files)
     bar = tqdm(desc="Encoding", total=size, unit="B", unit_scale=True, disable=None if progress else True)
     target = os.path.realpath(target)  # of a link, the file is replaced and not the link
-    with bar, _replacing(target) as file:
+    with bar, replacing(target) as file:
         _write_header(file, dtype, 0)
         start = file.tell()
         for document in read_documents(files, text_column, bar.update):
@@ -192,22 +191,6 @@ def _starts(size: int, window: int, seed: int, epoch: int) -> np.ndarray:
     count = _epoch_size(size, window)
     phase = rng.integers(size - count * window)  # the largest is the last that leaves room for all, and one token
     return phase + window * rng.permutation(count)
-
-
-@contextlib.contextmanager
-def _replacing(target: str):
-    """A binary file that becomes `target` when all is written, and else disappears."""
-    part = f"{target}.{os.getpid()}.part"
-    with naming(target, part):
-        try:
-            with open(part, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave an empty file under the final name
-            os.replace(part, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(part)
 
 
 def _dtype(n_vocab: int) -> np.dtype:

@@ -8,7 +8,6 @@ go on from its last save.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
-from gpt2tf.console import naming
+from gpt2tf.console import naming, replacing
 from gpt2tf.data import DAMAGE
 from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
@@ -50,19 +49,9 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
     _remove_others(folder, {saved_step(folder), step, keep})  # what a save that was cut short left takes room
     record = {field: getattr(saved, field) for field in ("corpus", "progress")}
     record["settings"] = dataclasses.asdict(saved.settings)
-    path = folder / f"training-{step}.npz"
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with naming(str(path), str(part)):
-        try:
-            with open(part, "wb") as file:
-                arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
-                np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(part)
+    with replacing(str(folder / f"training-{step}.npz")) as file:
+        arrays = {f"{number:05}": value for number, value in enumerate(saved.state)}
+        np.savez(file, **{RECORD: np.array(json.dumps(record))}, **arrays)
     with naming(str(folder)):
         save_checkpoint(model, folder, step)
     _remove_others(folder, {step, keep})
