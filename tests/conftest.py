@@ -13,6 +13,14 @@ import pytest
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """What was captured may hold the name of a file that is not UTF-8, which the tests' processes cannot send."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture(scope="session")
 def tiny():
     """The recorded 3-layer model of golden/tiny-a."""
