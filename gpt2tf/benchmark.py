@@ -101,14 +101,15 @@ def measure_limits(device: str = "cpu", read_bytes: int = READ_BYTES, matmul_siz
         if device == "cpu":
             parts = np.array_split(w.numpy().reshape(-1, columns), os.cpu_count())
             readers.append(lambda: list(pool.map(np.max, parts)))
-        fastest_read = min(_seconds(reader) for reader in readers * (runs + 1))
+        fastest_read = min(timed(reader) for reader in readers * (runs + 1))
     a = tf.ones([n, n])
     matmul = tf.function(lambda a: tf.matmul(a, a)[0, 0] if device == "cpu" else tf.reduce_sum(tf.matmul(a, a)))
-    fastest_matmul = min(_seconds(lambda: matmul(a).numpy()) for _ in range(runs + 1))
+    fastest_matmul = min(timed(lambda: matmul(a).numpy()) for _ in range(runs + 1))
     return Limits(read_bytes / fastest_read, 2 * n**3 / fastest_matmul)
 
 
-def _seconds(function: Callable, *args) -> float:
+def timed(function: Callable, *args) -> float:
+    """The seconds that a call takes."""
     start = time.perf_counter()
     function(*args)
     return time.perf_counter() - start
@@ -180,7 +181,7 @@ def _begin(maker, case):
     gc.collect()
     start = time.perf_counter()
     engine = maker()
-    return engine, {"load_s": time.perf_counter() - start, "first_call_s": _seconds(engine, case.length)}
+    return engine, {"load_s": time.perf_counter() - start, "first_call_s": timed(engine, case.length)}
 
 
 def alternate(
@@ -192,7 +193,7 @@ def alternate(
         for name, engine in engines.items():
             for tokens, seconds in zip((1, length), times[name], strict=True):
                 time.sleep(pause)
-                took = _seconds(engine, tokens)
+                took = timed(engine, tokens)
                 if run:
                     seconds.append(took)
     return times
@@ -257,7 +258,7 @@ def process_seconds(path: str | os.PathLike, length: int = 20, runs: int = 5) ->
     """A whole run of `sample.py --length 20`, from start to exit."""
     flags = ["--model_name", os.path.abspath(path), "--length", str(length)]
     run = functools.partial(_python, "from gpt2tf.cli import main; main('sample')", *flags)
-    return statistics.median(_seconds(run) for _ in range(runs + 1))
+    return statistics.median(timed(run) for _ in range(runs + 1))
 
 
 def _python(code: str, *arguments: str) -> subprocess.CompletedProcess:

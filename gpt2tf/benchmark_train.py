@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf import peers as engines
-from gpt2tf.benchmark import OURS, PAUSE, Limits
+from gpt2tf.benchmark import OURS, PAUSE, Limits, timed
 from gpt2tf.checkpoint import load_model, load_weights
 from gpt2tf.costs import training_operations
 from gpt2tf.settings import Settings
@@ -58,12 +58,12 @@ def measure_training(
     updates = {OURS: lambda: trainer.update(0, tokens)}
     if "transformers" in peers and not engines.missing_modules("transformers"):
         updates["transformers"] = engines.transformers_update(hparams, weights, tokens)
-    first = {name: _seconds(update) for name, update in updates.items()}
+    first = {name: timed(update) for name, update in updates.items()}
     times = {name: [] for name in updates}
     for _ in range(runs):
         for name, update in updates.items():
             time.sleep(PAUSE)
-            times[name].append(_seconds(update))
+            times[name].append(timed(update))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     operations = training_operations(hparams, batch_size, window)
     return [
@@ -80,9 +80,3 @@ def measure_training(
         )
         for name, seconds in medians.items()
     ]
-
-
-def _seconds(function) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start

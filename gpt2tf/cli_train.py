@@ -29,6 +29,7 @@ from gpt2tf.console import alone_in
 from gpt2tf.corpus import find_files
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import data_files, find_model, find_prefix, load_newest
+from gpt2tf.names import parameter_count
 from gpt2tf.settings import EMBEDDINGS, Settings
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
@@ -257,10 +258,9 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
         model.vocabulary = os.path.abspath(folder)
     else:  # of a model without hparams.json the size was not known before
         check_vocabulary(enc, model.hparams.n_vocab, os.path.dirname(source) or ".")
-    size = sum(v.shape.num_elements() for v in model.variables)
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
-        f"{size:,}",
+        f"{parameter_count(model.hparams):,}",
         costs.training_bytes(model.hparams, settings) / 1e9,
     )
     return Run(

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from gpt2tf.hparams import HParams
-from gpt2tf.names import variable_shapes
+from gpt2tf.names import is_matrix, parameter_count, variable_shapes
 from gpt2tf.settings import Settings
 
 ACTIVATIONS = 36  # of a block, in features: what its gradient needs, and gradients beside it
@@ -55,9 +55,9 @@ def weight_bytes(hparams: HParams, dtype: str) -> int:
     """The bytes of all weights; int8 has a float32 scale for each output of a matrix. Without padding."""
     total = 0
     for name, shape in variable_shapes(hparams).items():
-        is_matrix = name.endswith(("/w", "wte"))
-        total += math.prod(shape) * (DTYPE_BYTES[dtype] if is_matrix else 4)
-        if is_matrix and dtype == "int8":
+        matrix = is_matrix(name)
+        total += math.prod(shape) * (DTYPE_BYTES[dtype] if matrix else 4)
+        if matrix and dtype == "int8":
             total += 4 * (shape[0] if name.endswith("wte") else shape[-1])
     return total
 
@@ -72,19 +72,23 @@ def training_bytes(hparams: HParams, settings: Settings) -> int:
     """
     h, s = hparams, settings
     window = min(s.window or h.n_ctx, h.n_ctx)
-    weights = sum(map(math.prod, variable_shapes(h).values()))
     copies = UPDATE_COPIES[s.optimizer] + (1 if s.accumulate > 1 else 0)
     tokens = window * s.batch_size
     width = 2 if s.dtype == "bfloat16" else 4
     block = tokens * (ACTIVATIONS * h.n_embd * width + ATTENTION_COPIES * h.n_head * window * 4)
     blocks = block + h.n_layer * tokens * h.n_embd * width if s.recompute else h.n_layer * block
     logits = 3 * 4 * tokens * h.n_vocab
-    return 4 * copies * weights + blocks + logits
+    return 4 * copies * parameter_count(h) + blocks + logits
 
 
 def _matrix_weights(hparams: HParams) -> tuple[int, int]:
     """The weights that multiply each token's activations: in the layers, and for the logits."""
     return 12 * hparams.n_layer * hparams.n_embd**2, hparams.n_vocab * hparams.n_embd
+
+
+def _attention_operations(hparams: HParams, n: int) -> int:
+    """Of one row: two products with the n (n + 1) / 2 pairs of positions that see each other."""
+    return 2 * hparams.n_layer * hparams.n_embd * n * (n + 1)
 
 
 def decode_cost(hparams: HParams, case: Case) -> Cost:
@@ -99,13 +103,11 @@ def decode_cost(hparams: HParams, case: Case) -> Cost:
 def training_operations(hparams: HParams, batch_size: int, window: int) -> float:
     """Of an update: the forward pass with all logits, and twice as many for the gradients."""
     layers, logits = _matrix_weights(hparams)
-    attention = 2 * hparams.n_layer * hparams.n_embd * window * (window + 1)
-    return 3 * batch_size * (2 * (layers + logits) * window + attention)
+    return 3 * batch_size * (2 * (layers + logits) * window + _attention_operations(hparams, window))
 
 
 def prompt_operations(hparams: HParams, case: Case) -> float:
     """Of the prompts of a batch: every token through the layers, the last one's logits."""
     layers, logits = _matrix_weights(hparams)
     n = case.prompt_length
-    attention = 2 * hparams.n_layer * hparams.n_embd * n * (n + 1)  # two products with the n (n + 1) / 2 pairs seen
-    return case.batch_size * (2 * layers * n + attention + 2 * logits)
+    return case.batch_size * (2 * layers * n + _attention_operations(hparams, n) + 2 * logits)

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf.hparams import HParams
-from gpt2tf.names import variable_shapes
+from gpt2tf.names import is_matrix, variable_shapes
 from gpt2tf.xla_ops import BLOCK
 
 STREAMS = 4  # places of memory that a matrix-vector product reads at a time: 6.7 G weights/s of float32, 4.7 from one
@@ -62,7 +62,7 @@ def allocate(hparams: HParams, dtype: str, streams: int) -> dict[str, np.ndarray
         if layer:  # in the array of the first
             continue
         lead = [] if layer is None else [hparams.n_layer]
-        if not _is_matrix(name):
+        if not is_matrix(name):
             arrays[key] = _zeros([*lead, *shape], np.float32)
             continue
         out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
@@ -90,7 +90,7 @@ def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np
     key, layer = _place(name)
     at = ... if layer is None else layer
     value = np.asarray(weights[name])
-    if not _is_matrix(name):
+    if not is_matrix(name):
         arrays[key][at] = value
         return
     w = value if key == "wte" else value[0].T  # [out, in]
@@ -151,10 +151,6 @@ def _place(name: str) -> tuple[str, int | None]:
     name = name.removeprefix("model/")
     scope, _, rest = name.partition("/")
     return (rest.removesuffix("/w"), int(scope[1:])) if re.fullmatch(r"h\d+", scope) else (name, None)
-
-
-def _is_matrix(name: str) -> bool:
-    return name.endswith(("/w", "/wte"))
 
 
 def _zeros(shape, dtype) -> np.ndarray:

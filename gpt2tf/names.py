@@ -38,6 +38,11 @@ def variable_shapes(hparams: HParams) -> Shapes:
     return shapes
 
 
+def is_matrix(name: str) -> bool:
+    """Whether a variable multiplies activations: wte and every w, and not wpe, whose rows are added."""
+    return name.endswith(("/w", "/wte"))
+
+
 def parameter_count(hparams: HParams) -> int:
     """Number of scalars in the model: 124,439,808 for 124M."""
     return sum(map(math.prod, variable_shapes(hparams).values()))

@@ -47,7 +47,7 @@ import tensorflow as tf
 
 from gpt2tf import model
 from gpt2tf.hparams import HParams
-from gpt2tf.layout import MATMUL_FROM
+from gpt2tf.layout import streams_for
 from gpt2tf.xla_ops import Ops
 
 CACHE_PARTS = 2  # a token's attention reads the first so many of them, up to its slot; each takes 0.3 s to compile
@@ -77,7 +77,7 @@ class Packed:
         """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
         # The division keeps what made x out of the product's kernel, where it would be made again for each row.
         x = x / self.one
-        if x.shape[0] >= MATMUL_FROM or tf.config.get_visible_devices("GPU"):
+        if streams_for(x.shape[0]) == 1:
             y = self._matmul(x, name, layer)
         else:
             # [streams, groups, out / groups, in / streams], [rows, in]

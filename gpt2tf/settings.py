@@ -55,13 +55,18 @@ def _freeze(name, value):
     parse_freeze(value)
 
 
+def freeze_words(text: str) -> list[str]:
+    """`embeddings, h0-h5` -> ["embeddings", "h0-h5"]"""
+    return [word for word in text.replace(" ", "").split(",") if word]
+
+
 def parse_freeze(text: str) -> Callable[[str], bool]:
     """From `embeddings,h0-h5` to whether a variable, by its name, stays as it is.
 
     Words: embeddings (wte and wpe), wte, wpe, ln_f, h3, h0-h5. Raises ValueError for others.
     """
     scopes, blocks = set(), []
-    for word in filter(None, text.replace(" ", "").split(",")):
+    for word in freeze_words(text):
         found = re.fullmatch(r"h(\d{1,9})(?:-h?(\d{1,9}))?", word, re.ASCII)
         if found and int(found[1]) <= int(found[2] or found[1]):
             blocks.append(range(int(found[1]), int(found[2] or found[1]) + 1))

@@ -104,6 +104,7 @@ class Run:
         Raises FloatingPointError when the loss is not finite; OSError where the disk does.
         """
         settings, seconds, first = self.settings, 0.0, self.step
+        targets = self.windows.batch_size * self.windows.window  # of an update
         logs = self._make_log() if self.chief else None
         for tokens in self._batches():
             rate = float(self.trainer.optimizer.learning_rate)
@@ -126,7 +127,7 @@ class Run:
                 loss,
                 norm,
                 rate,
-                tokens_per_s=done * tokens[:, 1:].numpy().size / seconds,
+                tokens_per_s=done * targets / seconds,
                 seconds_left=(settings.steps - self.step) * seconds / done,
             )
             report = self._after_update(report, stop)

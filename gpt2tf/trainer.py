@@ -15,7 +15,7 @@ from gpt2tf.adafactor import Adafactor
 from gpt2tf.dropout import row_keys
 from gpt2tf.layers import GPT2
 from gpt2tf.model import cross_entropy
-from gpt2tf.settings import Settings, parse_freeze
+from gpt2tf.settings import Settings, freeze_words, parse_freeze
 
 
 def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras.optimizers.Optimizer:
@@ -56,8 +56,8 @@ class Trainer:
             raise ValueError(f"window is {settings.window}; the model's n_ctx is {model.hparams.n_ctx}")
         frozen = parse_freeze(settings.freeze)
         self.variables = [v for v in model.trainable_variables if not frozen(v.path)]
-        for word in settings.freeze.replace(" ", "").split(","):
-            if word and not any(parse_freeze(word)(v.path) for v in model.variables):
+        for word in freeze_words(settings.freeze):
+            if not any(parse_freeze(word)(v.path) for v in model.variables):
                 raise ValueError(f"freeze has {word!r}; the model's n_layer is {model.hparams.n_layer}")
         if not self.variables:
             raise ValueError(f"freeze is {settings.freeze!r}, which leaves nothing to train")

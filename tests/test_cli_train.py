@@ -1,6 +1,5 @@
 """`gpt2tf train` and `gpt2tf finetune` from flags to a model that `sample.py` opens."""
 
-import atexit
 import dataclasses
 import json
 import os
@@ -47,7 +46,6 @@ def gpt2tf(monkeypatch, capsys, place, eagerly):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave_at_once)
-    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)  # those of pytest are among them
     monkeypatch.setattr(encoder, "write_vocabulary", _write_vocabulary(encoder.write_vocabulary))
 
     def run(command, *flags, data="text.txt", name="new"):

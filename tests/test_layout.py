@@ -60,8 +60,8 @@ ARROWS = {
         *("limits", "hparams", "locate", "costs", "device", "benchmark", "benchmark_train", "peers", "flags", "cli"),
     },
     "cli_train": {
-        *("hparams", "locate", "settings", "cluster", "costs", "corpus", "data", "layers", "checkpoint", "strategies"),
-        *("device", "console", "trainer", "runs", "train", "flags", "cli", "cli_sample"),
+        *("hparams", "names", "locate", "settings", "cluster", "costs", "corpus", "data", "layers", "checkpoint"),
+        *("strategies", "device", "console", "trainer", "runs", "train", "flags", "cli", "cli_sample"),
     },
     "cli_sample": {"limits", "hparams", "locate", "cluster", "noise", "generate", "spread", "device", "console", "cli"},
 }
