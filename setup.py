@@ -1,4 +1,4 @@
-from setuptools import setup
+from setuptools import find_packages, setup
 
 setup(
     name="gpt2tf",
@@ -8,7 +8,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
-    packages=["gpt2tf", "encoder"],
+    packages=find_packages(include=["gpt2tf", "gpt2tf.*", "encoder"]),
     package_data={"gpt2tf": ["models/*/*"], "encoder": ["encoder.json", "vocab.bpe"]},
     install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={

@@ -25,15 +25,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import limits
+from gpt2tf import checks
 from gpt2tf.checkpoint import load_weights
+from gpt2tf.decode.choose import choose_token
+from gpt2tf.decode.network import Packed
+from gpt2tf.decode.ops import Ops
+from gpt2tf.decode.weights import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
 from gpt2tf.layers import GPT2
-from gpt2tf.layout import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
-from gpt2tf.packed import Packed
-from gpt2tf.threshold import choose_token
-from gpt2tf.xla_ops import Ops
 
 PROMPT_BUCKETS = (0, 16, 64, 128, 256, 512, 768, 1024)
 CACHE_STEP = 256  # the cache has a multiple of this many slots
@@ -56,8 +56,8 @@ class Generator:
         jit_compile: bool = True,
         first: tuple[int, int, int] | None = None,
     ):
-        if dtype not in limits.DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(limits.DTYPES)}")
+        if dtype not in checks.DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(checks.DTYPES)}")
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
             weights = {v.path: v.value for v in model.variables}
@@ -121,20 +121,20 @@ class Generator:
         chunk: int = 8,
     ) -> Iterator[list[np.ndarray]]:
         """As `generate`, but yields the new tokens of each row as they come, at most `chunk` of them at a time."""
-        limits.check_length(length)
-        limits.check_temperature(temperature)
-        limits.check_top_k(top_k)
-        limits.check_top_p(top_p)
+        checks.check_length(length)
+        checks.check_temperature(temperature)
+        checks.check_top_k(top_k)
+        checks.check_top_p(top_p)
         if chunk < 1:
             raise ValueError(f"chunk is {chunk}; it must be 1 or more")
         if stop is not None:
-            limits.check_tokens(np.asarray(stop), self.hparams.n_vocab)
+            checks.check_tokens(np.asarray(stop), self.hparams.n_vocab)
         tokens, lengths, last = self._padded(prompts, length)
         if noise is None:
             seed = fresh_seed() if seed is None else seed
             seeds = op_seeds(seed, self.hparams.n_layer, conditional=True, temperature=temperature, top_k=top_k)
             noise = sampling_noise(*seeds, length=length, batch_size=len(tokens))
-        noise = limits.check_noise(np.asarray(noise, np.float64), length, len(tokens))
+        noise = checks.check_noise(np.asarray(noise, np.float64), length, len(tokens))
         options = _options(temperature, top_k, top_p)
         return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)
 
@@ -160,8 +160,8 @@ class Generator:
         for row in rows:
             if row.ndim != 1:
                 raise ValueError(f"a prompt must be a list of token ids; its shape is {row.shape}")
-            limits.check_tokens(row, self.hparams.n_vocab)
-            limits.check_window(self.hparams.n_ctx, len(row), length)
+            checks.check_tokens(row, self.hparams.n_vocab)
+            checks.check_window(self.hparams.n_ctx, len(row), length)
         lengths = np.array([len(row) - 1 for row in rows], np.int32)
         buckets = [bucket for bucket in PROMPT_BUCKETS if bucket >= lengths.max()]
         tokens = np.zeros([len(rows), min([self.hparams.n_ctx, *buckets])], np.int32)

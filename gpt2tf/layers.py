@@ -16,9 +16,9 @@ import keras
 import tensorflow as tf
 
 from gpt2tf import model
-from gpt2tf.dropout import Rates, dropout, keys_at, row_keys
 from gpt2tf.hparams import HParams
 from gpt2tf.model import cross_entropy
+from gpt2tf.train.dropout import Rates, dropout, keys_at, row_keys
 
 WPE_STDDEV = 0.01  # openai/gpt-2 src/model.py:153
 WTE_STDDEV = W_STDDEV = 0.02  # openai/gpt-2 src/model.py:155 and :50; no 1/sqrt(n_layer) anywhere

@@ -1,8 +1,8 @@
 """The network, in the original's order and with its words.
 
 Mirrors the arithmetic of openai/gpt-2 src/model.py:16-174, as functions of tensors. The variables are held by
-`gpt2tf.layers` and, for generation, by `gpt2tf.packed`, which both call these functions. Difference: softmax, norm and
-attention weights are computed in float32 when the stream is narrower (in float32 nothing changes).
+`gpt2tf.layers` and, for generation, by `gpt2tf.decode.network`, which both call these functions. Difference:
+softmax, norm and attention weights are computed in float32 when the stream is narrower (in float32 nothing changes).
 
 Axis words of the project: batch, seq (positions), dst and src (positions that attend and are
 attended to), heads, features (n_embd), head_features (n_embd // n_head), layer, vocab.

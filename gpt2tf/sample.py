@@ -13,7 +13,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import limits
+from gpt2tf import checks
 from gpt2tf.layers import GPT2
 from gpt2tf.model import past_shape
 from gpt2tf.sampling import next_token
@@ -39,11 +39,11 @@ def sample_sequence(
     Returns [batch, seq + length] int32, the context in front.
     Raises ValueError for what is out of range, FloatingPointError when the model's logits are not finite.
     """
-    length, top_k = limits.check_length(operator.index(length)), limits.check_top_k(operator.index(top_k))
-    temperature, top_p = limits.check_temperature(float(temperature)), limits.check_top_p(float(top_p))
+    length, top_k = checks.check_length(operator.index(length)), checks.check_top_k(operator.index(top_k))
+    temperature, top_p = checks.check_temperature(float(temperature)), checks.check_top_p(float(top_p))
     context = _context(model, context, start_token, batch_size)  # [batch, seq]
-    limits.check_window(model.hparams.n_ctx, context.shape[1], length)
-    noise = limits.check_noise(np.asarray(noise, np.float64), length, len(context))
+    checks.check_window(model.hparams.n_ctx, context.shape[1], length)
+    noise = checks.check_noise(np.asarray(noise, np.float64), length, len(context))
     # A function of this call alone: one that outlived it would keep the model.
     loop = tf.function(
         functools.partial(_loop, model, temperature=temperature, top_k=top_k, top_p=top_p), autograph=False
@@ -64,12 +64,12 @@ def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
     if context.ndim not in (1, 2):
         raise ValueError(f"context must be [batch, seq] or [seq] token ids; its shape is {context.shape}")
     if context.ndim == 1:
-        context = np.tile(context, [limits.check_batch_size(batch_size or 1), 1])  # [batch, seq]
+        context = np.tile(context, [checks.check_batch_size(batch_size or 1), 1])  # [batch, seq]
     if not len(context):
         raise ValueError("context has no rows; give at least one")
     if batch_size is not None and len(context) != batch_size:
         raise ValueError(f"context has {len(context)} rows, batch_size is {batch_size}")
-    limits.check_tokens(context, model.hparams.n_vocab)
+    checks.check_tokens(context, model.hparams.n_vocab)
     return context.astype(np.int32)
 
 

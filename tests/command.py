@@ -1,6 +1,6 @@
 """What the tests of the command line say to `sample.py` and expect of it."""
 
-from conftest import GOLDEN
+from recorded import GOLDEN
 
 MODEL = ["--model_name", "tiny-a", "--models_dir", str(GOLDEN)]
 FOUR = [*MODEL, "--seed", "1", "--length", "4"]

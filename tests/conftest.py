@@ -2,15 +2,13 @@
 
 import io
 import os
-import pathlib
 import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
-
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+from recorded import GOLDEN
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,7 +101,8 @@ def stdin(monkeypatch):
 @pytest.fixture
 def sample(monkeypatch, capsys, stdin, tiny_generator):
     """Runs `sample.py` with flags: (exit code, stdout, stderr). The recorded model is loaded once for all tests."""
-    from gpt2tf import cli, cli_sample
+    from gpt2tf import cli
+    from gpt2tf.cli import sample as cli_sample
 
     load = cli_sample._load
     monkeypatch.setattr("sys.argv", ["sample.py"])
@@ -135,7 +134,7 @@ def refused(sample, monkeypatch):
         assert (out, err.count("\n")) == ("", 1) and err.startswith("sample.py: ")
         return code, err.removeprefix("sample.py: ").rstrip("\n")
 
-    from gpt2tf import cli_sample
+    from gpt2tf.cli import sample as cli_sample
 
     def too_late():
         raise AssertionError("TensorFlow was imported")

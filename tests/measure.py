@@ -17,10 +17,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from pydoc_data.topics import topics
 
-from test_encoder import ENC, MERGES, Oracle
+from bpe_oracle import Oracle
 
-from encoder import Encoder
+from encoder import Encoder, get_encoder
 
+ENC = get_encoder()
+MERGES = list(ENC.bpe_ranks)
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs in a process of its own: time and memory of loading, over TensorFlow's own.
 LOAD = """

@@ -12,13 +12,13 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import GOLDEN
-from test_packed import Logits
-from test_sample import context_of, hinges_on_rounding, read_cases, recorded
+from asking import ask, prompts_of
+from logits import Logits
+from recorded import GOLDEN, context_of, hinges_on_rounding, lists, read_cases, recorded
 from tolerances import R124M_INT8_NLL
 
 from gpt2tf import GPT2, Generator, HParams, load_model, sample_sequence, sampling_noise
-from gpt2tf.layout import STREAMS
+from gpt2tf.decode.weights import STREAMS
 
 N_CTX = 64
 SMALL = HParams(n_vocab=11, n_ctx=32, n_embd=8, n_head=2, n_layer=1)
@@ -38,15 +38,6 @@ def graph(tiny):
 def generator(request):
     """The tiny model, with XLA and without."""
     return request.getfixturevalue(request.param)
-
-
-def lists(rows):
-    return [row.tolist() for row in rows]
-
-
-def prompts_of(*lengths, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 1000, n).tolist() for n in lengths]
 
 
 def reference(net, prompts, length, noise, **options):
@@ -307,38 +298,22 @@ def test_no_new_programs_within_the_buckets(tiny):
     assert generator.programs == 3
 
 
-def ask(generator):
-    """One row, prompts of one bucket, everything else different each time."""
-    (prompt,) = prompts_of(16)
-    for i, (n_prompt, length) in enumerate([(16, 2), (2, 2), (9, 40), (16, 49), (5, 7), (15, 30)]):
-        options = [
-            {},
-            {"temperature": 0},
-            {"temperature": 0.7, "top_k": 40},
-            {"top_k": 1, "top_p": 0.5, "stop": 7},
-            {"temperature": 2.0, "top_p": 0, "stop": 999},
-            {"top_k": 5000, "top_p": 1.0, "noise": np.zeros([length, 1])},
-        ][i]
-        generator.generate([prompt[:n_prompt]], length, **{"seed": i, **options})
-    for _ in generator.stream([prompt], 20, chunk=3, seed=9):
-        pass
-
-
 COUNT_COMPILATIONS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import conftest, pathlib
-import test_generate
+import pathlib
+from asking import ask, prompts_of
+from recorded import GOLDEN
 from gpt2tf import Generator, load_model
 
 def compiled():
     return sum(1 for _ in pathlib.Path(sys.argv[2]).glob("*.before_optimizations.txt"))
 
-generator = Generator(load_model(conftest.GOLDEN / "tiny-a"))
-(prompt,) = test_generate.prompts_of(7)
+generator = Generator(load_model(GOLDEN / "tiny-a"))
+(prompt,) = prompts_of(7)
 generator.generate([prompt], 2, seed=0)
 first = compiled()
-test_generate.ask(generator)
+ask(generator)
 print("compiled", first, compiled(), "programs", generator.programs)
 """
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import GOLDEN
-from test_generate import context_of, lists, recorded
+from recorded import GOLDEN, context_of, lists, recorded
 from tolerances import TINY_FLOAT32, relative
 
 from gpt2tf import Generator, sampling_noise
-from gpt2tf.settings import Settings
-from gpt2tf.trainer import Trainer
+from gpt2tf.train.settings import Settings
+from gpt2tf.train.update import Trainer
 
 pytestmark = [
     pytest.mark.gpu,

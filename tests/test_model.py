@@ -7,9 +7,9 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import GOLDEN
 from tolerances import R124M_FLOAT32, R124M_NLL, STDDEV, TINY_FLOAT32, relative
 
 from gpt2tf import GPT2, HParams, load_model, model

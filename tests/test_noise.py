@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import GOLDEN
+from recorded import GOLDEN
 
 from gpt2tf.noise import MAX_INT32, fresh_seed, op_seeds, sampling_noise
 from gpt2tf.sampling import pick_token

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from gpt2tf import cli
-from gpt2tf.settings import Settings
+from gpt2tf.train.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_every_flag_is_in_the_readme(capsys):
 def test_every_difference_in_the_readme_is_pinned_by_a_test():
     table = README.split("## Differences from the original")[1].split("\n## ")[0]
     rows = [line.strip("| ").split("|") for line in table.splitlines() if line.startswith("|")][2:]
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(rows) > 10
     for row in rows:
         pins = [pin.strip(" `") for pin in row[-1].split(",")]

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from recorded import GOLDEN
 from tolerances import SHAKESPEARE_NARROW_NLL
 
 from encoder import get_encoder
@@ -67,7 +67,7 @@ def test_a_longer_memory_helps(shakespeare, tokens):
 
 @pytest.mark.parametrize("dtype", SHAKESPEARE_NARROW_NLL)
 def test_narrow_weights_keep_its_probabilities(dtype):
-    from gpt2tf.benchmark import log_probability_difference
+    from gpt2tf.bench.speed import log_probability_difference
 
     difference = log_probability_difference(FOLDER, dtype, seq=64, jit_compile=False)
     assert 0 < difference < SHAKESPEARE_NARROW_NLL[dtype]

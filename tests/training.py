@@ -1,15 +1,23 @@
 """What the tests of training share: a small model, a corpus of numbers, and trainers that start alike."""
 
+import threading
+
 import numpy as np
 import tensorflow as tf
 
 from gpt2tf import GPT2, HParams
-from gpt2tf.settings import Settings
-from gpt2tf.trainer import Trainer
+from gpt2tf.checkpoint import Weights
+from gpt2tf.locate import find_prefix
+from gpt2tf.train import saves
+from gpt2tf.train.loop import Run
+from gpt2tf.train.settings import Settings
+from gpt2tf.train.update import Trainer
 
 SMALL = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=2)
 ONE_LAYER = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=1)  # for programs that XLA compiles
 DEFAULTS = {"steps": 12, "batch_size": 2, "window": 8, "learning_rate": 1e-2, "seed": 3}
+
+LOOP = {"steps": 6, "save_every": 2, "evaluate_every": 0}  # of a run
 
 
 def initial_value(path, shape):
@@ -54,3 +62,21 @@ def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
+
+
+def train(trainer, folder, saved=None):
+    """To the end: the reports."""
+    run = Run(trainer, corpus(), folder, corpus={"crc32": 7}, end_of_text=299, saved=saved)
+    return list(run.reports(threading.Event()))
+
+
+def resume(trainer, folder, **settings):
+    """As after a new start of the program: all that it knows is in the folder."""
+    reset(trainer, **LOOP | settings)
+    saved = None
+    if saves.saved_step(folder) is not None:
+        saved = saves.read_saved(folder)
+        weights = Weights(find_prefix(folder))
+        for variable in trainer.model.variables:
+            variable.assign(weights[variable.path])
+    return train(trainer, folder, saved)

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from gpt2tf.data import split
+from gpt2tf.train.tokens import split
 
 
 def trigram_loss(train, held, n_vocab: int) -> float:

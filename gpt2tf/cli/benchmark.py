@@ -1,0 +1,238 @@
+"""`gpt2tf benchmark`: the flags, and the figures of `benchmark` as a table or as JSON.
+
+There is nothing like it in openai/gpt-2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import platform
+import sys
+
+from tqdm import tqdm
+
+from gpt2tf import checks
+from gpt2tf.cli import flags
+from gpt2tf.cli.process import UsageError, silence_tensorflow
+from gpt2tf.hparams import read_hparams
+from gpt2tf.locate import data_files, find_model, find_prefix
+
+# Heading, width, and what of a row stands there.
+COLUMNS = (
+    ("engine", 12, lambda row: row.engine),
+    ("dtype", 8, lambda row: row.dtype),
+    ("batch", 5, lambda row: row.batch_size),
+    ("prompt", 6, lambda row: row.prompt_length),
+    ("length", 6, lambda row: row.length),
+    ("first ms", 9, lambda row: _fixed(row.prompt_s, 1e-3)),
+    ("prompt/s", 8, lambda row: _fixed(row.prompt_tokens_per_s)),
+    ("tokens/s", 8, lambda row: _fixed(row.decode_tokens_per_s)),
+    ("call s", 7, lambda row: _fixed(row.first_call_s)),
+    ("peak GB", 7, lambda row: _fixed(row.peak_bytes, 1e9, 2)),
+    ("MB/token", 8, lambda row: _fixed(row.bytes_per_token, 1e6)),
+    ("GB/s", 6, lambda row: _fixed(row.bytes_per_s, 1e9)),
+    ("%", 4, lambda row: _fixed(row.bandwidth_share, 0.01, 0)),
+    ("GFLOP/s", 7, lambda row: _fixed(row.operations_per_s, 1e9)),
+    ("%", 4, lambda row: _fixed(row.arithmetic_share, 0.01, 0)),
+    ("prompt %", 8, lambda row: _fixed(row.prompt_arithmetic_share, 0.01, 0)),
+    ("x first", 7, lambda row: _fixed(row.prompt_ratio, 1, 2)),
+    ("x decode", 8, lambda row: _fixed(row.decode_ratio, 1, 2)),
+)
+LEGEND = """\
+first ms: to the first new token; prompt/s: tokens of the prompt; tokens/s: made after the first; call s: all of it
+for the first time, compilation included; peak GB: of a process that does just this; MB/token: what must be read;
+%: of what the machine was measured to do; x: gpt2tf's speed over the peer's. Medians of {runs} runs in turns."""
+
+TRAINING_COLUMNS = (
+    ("engine", 12, lambda row: row.engine),
+    ("batch", 5, lambda row: row.batch_size),
+    ("window", 6, lambda row: row.window),
+    ("first s", 8, lambda row: _fixed(row.first_call_s)),
+    ("update s", 9, lambda row: _fixed(row.update_s, 1, 2)),
+    ("tokens/s", 9, lambda row: _fixed(row.tokens_per_s)),
+    ("GFLOP/s", 7, lambda row: _fixed(row.operations_per_s, 1e9)),
+    ("%", 4, lambda row: _fixed(row.arithmetic_share, 0.01, 0)),
+    ("x", 5, lambda row: _fixed(row.ratio, 1, 2)),
+)
+TRAINING_LEGEND = """\
+first s: the first update, compilation included; %: of what the machine was measured to do; x: gpt2tf's speed over the
+peer's. Medians of {runs} updates in turns."""
+
+
+def add_flags(parser) -> None:
+    """The flags of the command."""
+    parser.description = (
+        "Measure the speed and memory of generation, and how far they are from what this machine allows."
+    )
+    flag = parser.add_argument
+    flag("--model_name", type=flags.some, default="124M", help="a folder in models_dir, or the path of any model")
+    flags.models_dir(parser)
+    flag(
+        "--dtype",
+        type=_list(_one_of(checks.DTYPES)),
+        default=["float32"],
+        help=f"some of {','.join(checks.DTYPES)} (float32)",
+    )
+    flag("--batch_size", type=_list(flags.number(int, checks.check_batch_size)), default=[1], help="such as 1,8,32 (1)")
+    flag("--prompt_length", type=flags.number(int, _check_positive), default=1, help="tokens in a prompt (%(default)s)")
+    flag("--length", type=flags.number(int, _check_positive), default=128, help="tokens made in a run (%(default)s)")
+    flag("--top_k", type=flags.number(int, checks.check_top_k), default=40, help="as in sample (%(default)s)")
+    flag("--runs", type=flags.number(int, _check_positive), default=5, help="runs, after one to warm up (%(default)s)")
+    flag(
+        "--all",
+        action="store_true",
+        help="instead: several dtypes and batches, a long prompt, late positions, and what reduced dtypes change",
+    )
+    flag(
+        "--train",
+        action="store_true",
+        help="instead: an update of the weights, on batch_size windows of length tokens",
+    )
+    flag("--peers", type=_list(_known_peer), default=[], help="some of transformers,ctranslate2,llama_cpp to measure")
+    flag("--device", choices=checks.DEVICES, default="auto", help="auto takes a GPU if there is one")
+    flag("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.set_defaults(run=run, prog=parser.prog)
+
+
+def run(args) -> None:
+    """Run the command; args are the parsed flags."""
+    prefix = find_prefix(find_model(args.model_name, args.models_dir))
+    data_files(prefix)  # raises for a model that is not all there
+    hparams_path = os.path.join(os.path.dirname(prefix), "hparams.json")
+    n_ctx = read_hparams(hparams_path).n_ctx if os.path.exists(hparams_path) else None
+    if n_ctx and not args.all:
+        try:
+            checks.check_window(n_ctx, args.prompt_length, args.length)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    silence_tensorflow()
+    for handler in logging.getLogger("gpt2tf").handlers:  # those of this run of the command
+        handler.addFilter(lambda record: record.name != "gpt2tf.checkpoint")  # a model is loaded for each row
+    import tensorflow as tf
+
+    from gpt2tf.bench import speed
+    from gpt2tf.devices import use_device
+
+    use_device(args.device)
+    device = "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
+    cases = [
+        speed.Case(dtype, batch_size, args.prompt_length, args.length)
+        for batch_size in args.batch_size
+        for dtype in args.dtype
+    ]
+    if args.all:
+        cases = [case for case in speed.ALL_CASES if not n_ctx or case.prompt_length + case.length <= n_ctx + 1]
+    machine = speed.measure_limits(device)
+    report = {"model": args.model_name, "device": device, "cores": os.cpu_count(), "tensorflow": tf.__version__}
+    report |= {"python": platform.python_version(), "load_average": _load_average()}
+    report |= {"runs": args.runs, "top_k": args.top_k, "limits": dataclasses.asdict(machine)}
+    if args.train:
+        return _print_training(prefix, args, machine, report)
+    if not args.json:
+        print(_heading(report))
+    rows = speed.measure(prefix, cases, machine, peers=args.peers, top_k=args.top_k, runs=args.runs, device=device)
+    report["rows"] = [_shown(row, args.json) for row in tqdm(rows, unit=" rows", disable=_no_bar())]
+    if args.all:
+        report |= _whole(speed, prefix, args)
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(LEGEND.format(runs=args.runs))
+
+
+def _print_training(prefix, args, machine, report) -> None:
+    """The figures of an update of the weights, in place of those of generation."""
+    from gpt2tf.bench.training import measure_training
+
+    rows = [
+        row
+        for batch_size in args.batch_size
+        for row in measure_training(prefix, batch_size, args.length, machine, peers=args.peers, runs=args.runs)
+    ]
+    report["rows"] = list(map(dataclasses.asdict, rows))
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return
+    print(_heading(report, TRAINING_COLUMNS))
+    for row in rows:
+        print(" ".join(_cell(value(row), width) for _, width, value in TRAINING_COLUMNS))
+    print(TRAINING_LEGEND.format(runs=args.runs))
+
+
+def _shown(row, as_json: bool) -> dict:
+    if not as_json:
+        print(" ".join(_cell(value(row), width) for _, width, value in COLUMNS), flush=True)
+    return dataclasses.asdict(row)
+
+
+def _whole(speed, prefix, args) -> dict:
+    """The figures that are not of a case: of a whole process, and of what reduced dtypes change."""
+    figures = {
+        "process_s": speed.process_seconds(prefix, runs=args.runs),
+        "log_probability_difference": {
+            dtype: speed.log_probability_difference(prefix, dtype) for dtype in checks.DTYPES if dtype != "float32"
+        },
+    }
+    if not args.json:
+        print(f"sample.py --length 20, the whole process: {figures['process_s']:.1f} s")
+        for dtype, difference in figures["log_probability_difference"].items():
+            print(f"{dtype}: the next token's log-probabilities differ from float32's by {difference:.4f} on average")
+    return figures
+
+
+def _heading(report, columns=COLUMNS) -> str:
+    speeds = report["limits"]
+    machine = f"{speeds['bytes_per_s'] / 1e9:.1f} GB/s, {speeds['operations_per_s'] / 1e9:.0f} GFLOP/s"
+    load = report["load_average"]
+    return (
+        f"{report['model']} on {report['device']}, {report['cores']} cores, TensorFlow {report['tensorflow']}; "
+        f"the machine: {machine}" + (f"; load average {load:.1f}" if load is not None else "") + "\n\n"
+    ) + " ".join(_cell(name, width) for name, width, _ in columns)
+
+
+def _cell(value, width: int) -> str:
+    """Words to the left, numbers to the right."""
+    return f"{value:<{width}}" if width in (8, 12) and str(value)[:1].isalpha() else f"{value:>{width}}"
+
+
+def _fixed(value, unit: float = 1, digits: int = 1) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+def _no_bar() -> bool:
+    """A bar would break up a table on the same terminal."""
+    return not sys.stderr.isatty() or sys.stdout.isatty()
+
+
+def _load_average() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _list(convert):
+    """An argparse type: values with commas between them."""
+    return lambda text: [convert(part.strip()) for part in text.split(",")]
+
+
+def _one_of(choices):
+    def check(text):
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return check
+
+
+def _known_peer(text):
+    from gpt2tf.bench.peers import PEERS
+
+    return _one_of(tuple(PEERS))(text)
+
+
+def _check_positive(value):
+    if value < 1:
+        raise ValueError(f"it is {value}; it must be 1 or more")
+    return value

@@ -1,0 +1,62 @@
+"""Types and flags that several commands have. No TensorFlow is imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import reprlib
+
+from gpt2tf import checks
+
+
+def number(convert, check):
+    """An argparse type: text to number to checked number, the message being the check's."""
+
+    def parse(text):
+        try:
+            value = convert(text)
+        except ValueError:
+            kind = "a whole number" if convert is int else "a number"
+            raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {kind}") from None
+        try:
+            return check(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def some(text):
+    """An argparse type: text, but not none, which an unset variable of the shell gives."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a value or leave the flag out")
+    return text
+
+
+def int_or_float(text):
+    """1 stays an int and 1.0 a float: the original's random stream depends on it (`noise.op_seeds`)."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def models_dir(parser):
+    parser.add_argument(
+        "--models_dir",
+        type=lambda path: os.path.expanduser(os.path.expandvars(some(path))),
+        default="models",
+        help="folder of the models; ~ and variables are expanded (%(default)s)",
+    )
+
+
+def device(parser):
+    parser.add_argument(
+        "--device",
+        choices=checks.DEVICES,
+        default="auto",
+        help="auto takes a GPU if there is one (%(default)s)",
+    )
+    parser.add_argument(
+        "--tf32", action="store_true", help="faster products on a GPU, which give other text than a CPU"
+    )

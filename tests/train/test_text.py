@@ -1,0 +1,308 @@
+"""Documents of files and folders, against what Python reads from the same bytes at once; pieces against the whole."""
+
+import csv
+import json
+import logging
+import os
+import threading
+import tracemalloc
+from unittest import mock
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from encoder import get_encoder
+from gpt2tf.train import text as corpus
+from gpt2tf.train.text import documents
+
+ENC = get_encoder()
+FIELD_LIMIT = csv.field_size_limit()  # of the process, before any test
+ODD = ["a", "s", "t", "ll", "re", "L", "é", "1", "½", "'", "’", " ", "  ", "\n", "\t", "\x1c", "\xa0", "\x85", "\u200b"]
+ODD += ["!", "..", "\u0301", "日本", "🤗", "\u200d", "<", "|", ">", "<|", "endoftext", "<|endoftext|>", "|>", "\0", "_"]
+END = "<|endoftext|>"
+ROWS = ["one, two", 'says "hi"\nand goes', "  日本語 🤗", "a,b\n\nc"]
+
+
+def read(path, **kwargs):
+    return ["".join(document) for document in documents(path, **kwargs)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes text or bytes to a file, and returns its path."""
+
+    def to(name, content):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return to
+
+
+# Pieces
+
+
+def pieces_by_document(chunks):
+    found = [[]]
+    for piece in corpus._pieces(chunks):
+        if piece is None:
+            found.append([])
+        else:
+            found[-1].append(piece)
+    assert found.pop() == []
+    return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(ODD), max_size=60).map("".join) | st.text(max_size=60), st.integers(1, 9))
+@example("it's'll <|endoftext|>'s", 1)
+@example("<|endof<|endoftext|>text|>", 3)
+def test_pieces_have_the_tokens_of_the_whole(text, size):
+    found = pieces_by_document([text[first : first + size] for first in range(0, len(text), size)])
+    whole = text.split("<|endoftext|>")
+    assert ["".join(pieces) for pieces in found] == whole
+    assert [sum(map(ENC.encode, pieces), []) for pieces in found] == [ENC.encode(document) for document in whole]
+
+
+@pytest.mark.parametrize(
+    "word", ["日本語、", "a.", "x1", "it's ", "\n\n.", "0123456789abcdef-", "é!"], ids=lambda word: ascii(word)
+)
+def test_text_without_blanks_is_cut_as_well(word):
+    text = word * 20_000
+    (pieces,) = pieces_by_document([text[first : first + 1000] for first in range(0, len(text), 1000)])
+    assert max(map(len, pieces)) < 2100
+    assert "".join(pieces) == text
+    assert sum(map(ENC.encode, pieces[:3]), []) == ENC.encode("".join(pieces[:3]))
+
+
+@pytest.mark.parametrize("run", ["A", "7", "#", "\n", "語"], ids=ascii)
+def test_endless_runs_are_cut_where_memory_asks_for_it(run, monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_PIECE", 5000)
+    (pieces,) = pieces_by_document([run * 1000] * 100 + ["<|endof"])
+    assert max(map(len, pieces)) <= 6000
+    assert "".join(pieces) == run * 100_000 + "<|endof"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_a_large_file_is_streamed(write, name):
+    text = "It was the best of times, " * 400
+    if name == "a.jsonl":
+        content = (json.dumps({"text": text}) + "\n") * 1000
+    else:
+        content = "text\n" + f'"{text}"\n' * 1000
+    path = write(name, content)
+    size = os.path.getsize(path)
+    del content
+    tracemalloc.start()
+    try:
+        read_size = sum(len(piece) for document in documents(path) for piece in document)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read_size > 0.99 * size > 10_000_000
+    assert peak < 2_000_000
+
+
+# Text files
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_characters_and_newlines_across_the_ends_of_blocks(write, shift):
+    raw = b"x" * shift + ("é\r\n日\r\n🤗\n\r" * 20_000).encode()
+    assert read(write("a.txt", raw)) == [raw.decode().replace("\r\n", "\n").replace("\r", "\n")]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([*ODD, "\r", "\r\n", "\ufeff"]), max_size=40).map("".join), st.integers(1, 20))
+def test_files_read_in_small_blocks(tmp_path_factory, text, chunk):
+    path = tmp_path_factory.getbasetemp() / "small-blocks"
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\0", "").encode())
+    whole = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n").split("<|endoftext|>")
+    expected = [document for document in whole if not set(document) <= set(" \t\n\x85\xa0")]
+    with mock.patch.object(corpus, "CHUNK", chunk):
+        if expected:
+            assert read(path) == expected
+        else:
+            with pytest.raises(ValueError, match="there is no text in"):
+                read(path)
+
+
+def test_end_of_text_ends_a_document(write):
+    path = write("a", f"{END}one\n{END}\ntwo <|endoftext |>{END}\n \n{END}{END}\n")
+    assert read(path) == ["one\n", "\ntwo <|endoftext |>"]
+
+
+def test_one_byte_order_mark_is_dropped(write):
+    assert read(write("a.txt", "\ufeff\ufeffa\ufeff")) == ["\ufeffa\ufeff"]
+
+
+@pytest.mark.parametrize("shift", [0, 8190, 65535])
+def test_bytes_that_are_not_utf8_are_replaced_with_one_note(write, shift, caplog):
+    caplog.set_level(logging.INFO)
+    write("data/a.txt", b"x" * shift + b"caf\xe9 \xff\xfe <|endoftext|>" + b"x" * 70_000 + b"\xf0\x9f")
+    write("data/b.txt", b"\xe9t\xe9")
+    path = write("data/c.txt", "\ufffd is no error").parent
+    assert read(path) == [
+        "x" * shift + "caf\ufffd \ufffd\ufffd ",
+        "x" * 70_000 + "\ufffd\ufffd",
+        "\ufffdt\ufffd",
+        "\ufffd is no error",
+    ]
+    (note,) = caplog.messages
+    assert "7 bytes that are not UTF-8" in note and "2 files" in note and "a.txt" in note
+
+
+def test_documents_may_be_left_unread(write):
+    path = write("a.txt", "first " * 50_000 + "<|endoftext|>second<|endoftext|>third")
+    found = documents(path)
+    assert next(next(found)).startswith("first first")
+    next(found)
+    assert list(next(found)) == ["third"]
+    assert list(found) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="there is no /dev/fd")
+def test_a_pipe_can_be_read(tmp_path):
+    source, sink = os.pipe()
+    text = "from a pipe\n" * 20_000
+
+    def fill():
+        with open(sink, "wb", buffering=0) as file:
+            for part in (b"\xef", b"\xbb\xbf", text.encode()):
+                file.write(part)
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    try:
+        assert read(f"/dev/fd/{source}") == [text]
+    finally:
+        writer.join()
+        os.close(source)
+
+
+@pytest.mark.parametrize("content", ["", " \n\t\n", "<|endoftext|>\n", "\ufeff"], ids=ascii)
+def test_a_file_without_text(write, content):
+    with pytest.raises(ValueError, match=r"there is no text in .*a\.txt; name a file or folder that holds some"):
+        read(write("a.txt", content))
+
+
+@pytest.mark.parametrize("content", ["text in UTF-16".encode("utf-16"), b"PK\3\4\0\0", b"\x1f\x8b\x08\0"], ids=ascii)
+def test_a_file_that_is_not_text(write, content):
+    with pytest.raises(ValueError, match="a.gz is not UTF-8 text, it holds zero bytes; unpack it, or save it as UTF-8"):
+        documents(write("a.gz", content))
+
+
+def test_a_file_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read(tmp_path / "nowhere")
+
+
+# Folders
+
+
+def test_a_folder_is_read_by_name(write, caplog):
+    for name in ["b.txt", "a/z.txt", "a/b/no ending", "c.jsonl", "d.CSV", ".hidden/x.txt", "a/.hidden.txt"]:
+        content = {"c.jsonl": '{"text": "c.jsonl"}', "d.CSV": "id,text\n1,d.CSV\n"}.get(name, name)
+        write(name, content)
+    folder = write("a/model.npz", b"PK\3\4\0").parent.parent
+    write("e.png", b"\x89PNG\0")
+    assert read(folder) == ["a/b/no ending", "a/z.txt", "b.txt", "c.jsonl", "d.CSV"]
+    (note,) = caplog.messages
+    assert "2 files that are not text are left out" in note and "model.npz" in note
+
+
+def test_links_are_followed_but_not_in_circles(write, tmp_path):
+    path = write("data/a.txt", "a")
+    path.chmod(0o400)
+    write("elsewhere/b.txt", "b")
+    (tmp_path / "data" / "link.txt").symlink_to(path)
+    (tmp_path / "data" / "other").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "self").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "data link").symlink_to(tmp_path / "data")
+    assert read(tmp_path / "data") == read(tmp_path / "data link") == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize("names", [[], [".hidden"], ["a.png"]], ids=str)
+def test_a_folder_without_text(write, tmp_path, names):
+    for name in names:
+        write(name, b"\0")
+    with pytest.raises(ValueError, match="no file in .* is text, of [01]; name a folder"):
+        documents(tmp_path)
+
+
+def test_a_folder_of_empty_files(write):
+    write("data/a", "")
+    with pytest.raises(ValueError, match="there is no text in .*a and 1 other files"):
+        read(write("data/b", "\n").parent)
+
+
+# Rows
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"], ids=ascii)
+@pytest.mark.parametrize("bom", ["", "\ufeff"], ids=ascii)
+def test_rows_of_all_formats_are_the_same_documents(tmp_path, newline, bom):
+    rows = [row.replace("\n", newline) for row in ROWS]
+    (tmp_path / "a.jsonl").write_bytes((bom + newline.join(json.dumps({"text": row}) for row in rows)).encode())
+    with open(tmp_path / "a.csv", "w", encoding="utf-8", newline="") as file:
+        file.write(bom)
+        csv.writer(file, lineterminator=newline).writerows([["text"], *([row] for row in rows), []])
+    (tmp_path / "a.txt").write_bytes((bom + "<|endoftext|>".join(rows)).encode())
+    assert read(tmp_path / "a.jsonl") == read(tmp_path / "a.csv") == read(tmp_path / "a.txt") == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_rows_may_have_other_columns_and_no_text(write, name):
+    content = {
+        "a.jsonl": '{"id": 1, "body": "one<|endoftext|>two"}\n\n{"body": "", "id": 2}\n  \n{"body": "\\ud83e\\udd17"}',
+        "a.csv": "id,body\n1,one<|endoftext|>two\n\n2,\n3,🤗",
+    }[name]
+    assert read(write(name, content), text_column="body") == ["one", "two", "🤗"]
+
+
+def test_half_a_surrogate_pair_in_json_is_replaced(write):
+    assert read(write("a.jsonl", r'{"text": "a\ud83e b\udcff"}')) == ["a\ufffd b\ufffd"]
+
+
+def test_long_fields_and_lines(write):
+    text = "word " * 60_000  # 300,000 characters; the csv module takes 131,072 unless it is told
+    assert read(write("a.csv", f"text\n{text}\n")) == [text]
+    assert read(write("a.jsonl", json.dumps({"text": text}))) == [text]
+    assert csv.field_size_limit() == FIELD_LIMIT
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("id,body\n1,a\n", r"a\.csv has no column 'text' \(its first line: 'id', 'body'\); name another text_column"),
+        ("Once upon a time\n", r"a\.csv has no column 'text' \(its first line: 'Once upon a time'\)"),
+        ("", r"a\.csv has no column 'text' \(its first line: empty\)"),
+        ("id,text\n1,a\n\n2\n", r"a\.csv, line 4, has 1 of 2 columns"),
+        ('text\na\n"b"c\n', r"a\.csv, line 3, is not CSV: "),
+        ('text\n"b\n', r"a\.csv, line 2, is not CSV: unexpected end of data"),
+        ("text\n", "there is no text in .*a.csv"),
+    ],
+)
+def test_csv_that_cannot_be_read(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        read(write("a.csv", content))
+    assert csv.field_size_limit() == FIELD_LIMIT
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2, is not JSON: "),
+        ("[" * 100_000, r"a\.jsonl, line 1, is not JSON: "),
+        ('\n["a"]', r"""a\.jsonl, line 2, is no object with a 'text', but '\["a"\]'"""),
+        ('{"id": 1, "body": "a"}', r"a\.jsonl, line 1, has no text 'text' \(there: 'id': int, 'body': str\); name ano"),
+        ('{"text": null}', r"a\.jsonl, line 1, has no text 'text' \(there: 'text': NoneType\)"),
+    ],
+    ids=["half", "deep", "list", "column", "null"],
+)
+def test_jsonl_that_cannot_be_read(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        read(write("a.jsonl", content))
