@@ -1,8 +1,29 @@
-"""Where the work is done: on the first GPU that TensorFlow sees, or on the CPU."""
+"""Where the work is done: the CPU or the first GPU, all GPUs of a machine, or several machines, by `tf.distribute`.
+
+TensorFlow waits without end for a worker that never comes up, and reports one that is lost in a dozen ways; here both
+end in one line.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import functools
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
 import tensorflow as tf
+
+from gpt2tf import cluster
+
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 def use_device(device: str, tf32: bool = False) -> None:
@@ -21,3 +42,93 @@ def use_device(device: str, tf32: bool = False) -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
+
+
+def make_strategy(name: str) -> tf.distribute.Strategy:
+    """The strategy of a name in `settings.STRATEGIES`; to be made before any tensor is.
+
+    one: a single device. mirrored: all GPUs of this machine, or the CPU devices where there is none.
+    multiworker: the machines of the environment variable TF_CONFIG, with all their GPUs; every worker runs the same
+    command with its own TF_CONFIG, and all see the same files.
+    Raises ValueError for a TF_CONFIG that is not there or does not say who is who; ConnectionError where not all
+    workers are there after `cluster.JOIN_SECONDS`.
+    """
+    if name == "multiworker":
+        return _joined(cluster.read_cluster())
+    if name == "mirrored":
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
+    return tf.distribute.get_strategy()
+
+
+def _joined(workers: cluster.Cluster) -> tf.distribute.Strategy:
+    # TensorFlow waits very long and is deaf to everything meanwhile, as it holds Python's lock; so the waiting is
+    # done before, and what remains, a worker that is lost between the two, is left to a clock outside of Python.
+    workers.wait()
+    faulthandler.dump_traceback_later(cluster.JOIN_SECONDS, exit=True)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ConnectionError(
+            f"cannot join the other workers as {workers.addresses[workers.number]} ({_first_line(error)})"
+        ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def losing_workers(strategy: tf.distribute.Strategy, remedy: str) -> Iterator[None]:
+    """Turns TensorFlow's ways to report that another worker is gone into a ConnectionError with the remedy."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        text = str(error)
+        if strategy.cluster_resolver is None or not (isinstance(error, LOST) or "Collective ops is aborted" in text):
+            raise
+        raise ConnectionError(f"another worker is gone or cannot be reached; {remedy}") from None
+
+
+@contextlib.contextmanager
+def running_out_of_memory(remedy: str) -> Iterator[None]:
+    """Turns TensorFlow's ways to report that there is no more memory into a MemoryError with the remedy."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+        if "memory" not in str(error).lower():
+            raise
+        raise MemoryError(f"out of memory; {remedy}") from None
+
+
+def from_workers(strategy: tf.distribute.Strategy, values) -> np.ndarray:
+    """What each worker has, for all of them. To be called by all, in the same order.
+
+    values: an array of int64 or float64, of the same shape everywhere -> [workers, *shape]
+    """
+    values = np.asarray(values)[None]
+    if strategy.cluster_resolver is None:
+        return values
+    gathered = strategy.experimental_local_results(_gather_program(strategy)(tf.constant(values)))
+    devices = len(strategy.extended.worker_devices)  # of one worker; they all say the same
+    return gathered[0].numpy()[::devices]
+
+
+@functools.lru_cache(maxsize=1)
+def _gather_program(strategy):
+    """As strategy.gather, which makes a new program for each call."""
+
+    def gather(values):  # made here, so that it is on this device  -> [devices, ...]
+        return tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)
+
+    return tf.function(lambda values: strategy.run(gather, (values,)), autograph=False)
+
+
+def check_same(strategy: tf.distribute.Strategy, **what) -> None:
+    """Raises ValueError where another worker has another value of one of these, by its repr."""
+    sums = from_workers(strategy, [zlib.crc32(repr(value).encode()) for value in what.values()])  # [workers, values]
+    for name, column in zip(what, sums.T, strict=True):
+        if len(set(column.tolist())) > 1:
+            raise ValueError(f"the workers differ in their {name}; start all with the same flags and files")
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "message", error)).splitlines()[0]

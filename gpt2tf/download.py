@@ -21,13 +21,9 @@ import requests
 from tqdm import tqdm
 
 from gpt2tf import names
+from gpt2tf.files import locked
 from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, read_hparams, size_name
 from gpt2tf.locate import PREFIX
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 BASE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/models"  # openai/gpt-2 download_model.py
 CHECKPOINT, HPARAMS = "checkpoint", "hparams.json"
@@ -126,29 +122,16 @@ def download_model(
         raise DownloadError(f"{model_name} has a file of more than 2 GiB, too large for a 32-bit Python")
     folder = os.path.join(models_dir, model_name)
     os.makedirs(folder, exist_ok=True)
-    with _alone_in(folder), requests.Session() as session:
+
+    def busy():
+        log.warning("another process is downloading into %s; waiting for it", folder)
+
+    with locked(folder, busy), requests.Session() as session:
         job = _Job(model_name, folder, base_url, session, timeout, retries, backoff, progress)
         for group in [group for group in GROUPS if not _is_complete(job, group)]:
             _obtain(job, group)
         shutil.rmtree(job.part(""), ignore_errors=True)
     return folder
-
-
-@contextlib.contextmanager
-def _alone_in(folder: str):
-    """Hold the lock of a folder. It ends with its process, however that ends, and leaves no file behind."""
-    with contextlib.ExitStack() as stack:
-        if fcntl is not None:
-            handle = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.warning("another process is downloading into %s; waiting for it", folder)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError as error:  # some network file systems have no such locks
-                log.info("%s cannot be locked (%s); do not start a second download into it", folder, error)
-        yield
 
 
 def _is_complete(job: _Job, group: tuple[str, ...]) -> bool:

@@ -1,16 +1,14 @@
-"""Bytes in, bytes out: text that may not be UTF-8, files that are written whole or not at all, and the way out."""
+"""Files: written whole or not at all, errors that name them, locked folders, and text of bytes."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import re
 import shutil
 import sys
-
-INTERRUPTED = 130  # 128 + SIGINT
+from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -99,43 +97,26 @@ def replacing(target: str):
 
 
 @contextlib.contextmanager
-def alone_in(folder: str | os.PathLike):
+def locked(folder: str | os.PathLike, busy: Callable[[], object]):
     """Keeps other processes that ask for this folder out of it, until this one ends, however it does.
 
-    Raises BlockingIOError where another one has it. Without effect where the system has no such locks.
+    busy: called where another one has it; when it returns, and raises nothing, the lock is waited for. Without effect
+    where the system or the file system has no such locks.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    held = os.open(folder, os.O_RDONLY)
+    held = os.open(folder, os.O_RDONLY)  # the lock leaves no file behind
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(f"another run is writing to {folder}; give another --run_name, or wait") from None
-        except OSError as error:  # a file system without locks
-            log.debug("%s: %s", folder, error)
+            busy()
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems have no locks
+            log.info("%s cannot be locked (%s); let no second process write to it", folder, error)
         yield
     finally:
         os.close(held)
-
-
-def leave(code: int, at_once: bool) -> None:
-    """Exit the process, without a word on a closed pipe.
-
-    at_once: without taking the interpreter apart, which takes most of a second when TensorFlow is in it, and more when
-    its connections wait for workers that have left; not for a program that has called ours, and has its own way out.
-    Always so after Ctrl-C, where a thread may still be busy.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
-    if code != INTERRUPTED:
-        if not at_once:
-            sys.exit(code)
-        atexit._run_exitfuncs()  # temporary folders go with them
-    os._exit(code)

@@ -33,7 +33,7 @@ from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
 from gpt2tf.layers import GPT2
-from gpt2tf.noise import fresh_seed, op_seeds, sampling_noise
+from gpt2tf.noise import RandomStream, fresh_seed
 
 PROMPT_BUCKETS = (0, 16, 64, 128, 256, 512, 768, 1024)
 CACHE_STEP = 256  # the cache has a multiple of this many slots
@@ -132,8 +132,7 @@ class Generator:
         tokens, lengths, last = self._padded(prompts, length)
         if noise is None:
             seed = fresh_seed() if seed is None else seed
-            seeds = op_seeds(seed, self.hparams.n_layer, conditional=True, temperature=temperature, top_k=top_k)
-            noise = sampling_noise(*seeds, length=length, batch_size=len(tokens))
+            noise = RandomStream(seed, self.hparams.n_layer, True, temperature, top_k).noise(length, len(tokens))
         noise = checks.check_noise(np.asarray(noise, np.float64), length, len(tokens))
         options = _options(temperature, top_k, top_p)
         return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)

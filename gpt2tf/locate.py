@@ -7,21 +7,100 @@ matter; a checkpoint may be called by its prefix or by one of its files; what is
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import glob
 import logging
 import os
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpt2tf.hparams import FORMER_NAMES, PUBLISHED
+from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, HParams, read_hparams
+
+if TYPE_CHECKING:  # the encoder takes a moment to import, which a command does after its flags
+    from encoder import Encoder
 
 PREFIX = "model.ckpt"
 VOCABULARY_FILES = ("encoder.json", "vocab.bpe")
 BUNDLED = os.path.join(os.path.dirname(__file__), "models")  # a small model of this project's own
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """What lies on the disk of one model: its checkpoint, and its sizes and vocabulary beside that.
+
+    path: as for `find_prefix`; prefix: of the checkpoint that it stood for when it was found.
+    """
+
+    path: str
+    prefix: str
+
+    @classmethod
+    def find(cls, model_name: str, models_dir: str | os.PathLike = "models") -> ModelFiles:
+        """As `find_model`. Raises FileNotFoundError for a model that is not there, or not all there."""
+        return cls.at(find_model(model_name, models_dir))
+
+    @classmethod
+    def at(cls, path: str | os.PathLike) -> ModelFiles:
+        """The files of a folder, prefix or file of a checkpoint. Raises FileNotFoundError unless all are there."""
+        prefix = find_prefix(path)
+        data_files(prefix)
+        return cls(os.fspath(path), prefix)
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self.prefix) or "."
+
+    @functools.cached_property
+    def hparams(self) -> HParams | None:
+        """What hparams.json says; None without one, where the shapes of the weights have to tell."""
+        path = os.path.join(self.folder, "hparams.json")
+        return read_hparams(path) if os.path.exists(path) else None
+
+    def vocabulary(self, n_vocab: int | None = None) -> Encoder:
+        """The vocabulary of the folder; the released one, with a note, where it has none.
+
+        n_vocab: its size, if that is known. Raises as `encoder.get_encoder` and `check_vocabulary` do.
+        """
+        import encoder
+
+        if any(os.path.exists(os.path.join(self.folder, file)) for file in VOCABULARY_FILES):
+            parent, name = os.path.split(os.path.abspath(self.folder))
+            enc = encoder.get_encoder(name, parent)
+        else:
+            enc = encoder.get_encoder()
+            log.info("%s has no %s; using the released vocabulary", self.folder, " and ".join(VOCABULARY_FILES))
+        if n_vocab is not None:
+            self.check_vocabulary(enc, n_vocab)
+        return enc
+
+    def check_vocabulary(self, enc: Encoder, n_vocab: int) -> None:
+        """Raises ValueError for the vocabulary of another model."""
+        if len(enc.encoder) != n_vocab:
+            raise ValueError(
+                f"the vocabulary of {self.folder} has {len(enc.encoder)} tokens, its model has {n_vocab}; "
+                "put the files of one model together"
+            )
+
+    def load(self, load: Callable[[str], Any]) -> Any:
+        """load(prefix), or load(a newer prefix).
+
+        A run that is training in the folder may save again, and remove the save that was found here, before it is
+        read or while it is; then load() is called with the newer one.
+        """
+        prefix = self.prefix
+        while True:
+            try:
+                return load(prefix)
+            except (OSError, ValueError):
+                newer = find_prefix(self.path)
+                if newer == prefix:
+                    raise
+                prefix = newer
 
 
 def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str:
@@ -78,22 +157,6 @@ def find_prefix(path: str | os.PathLike) -> str:
     if len(prefixes) > 1:
         log.info("%s: %d checkpoints, taking %s", path, len(prefixes), newest)
     return os.path.join(path, newest)
-
-
-def load_newest(path: str | os.PathLike, prefix: str, load: Callable[[str], Any]) -> Any:
-    """load(prefix), the prefix being what `find_prefix(path)` gave some time ago.
-
-    A run that is training there may have saved again, and removed that save, before it is read or while it is; then
-    load() is called with the newer one.
-    """
-    while True:
-        try:
-            return load(prefix)
-        except (OSError, ValueError):
-            newer = find_prefix(path)
-            if newer == prefix:
-                raise
-            prefix = newer
 
 
 def data_files(prefix: str) -> list[str]:

@@ -11,6 +11,7 @@ The words come from a stateless TensorFlow op that gives the same ones on every 
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import secrets
 
@@ -45,6 +46,26 @@ def op_seeds(seed: int, n_layer: int, *, conditional: bool, temperature: float =
     if not isinstance(temperature, numbers.Integral):
         first, later = first - 1, later - 2
     return (seed, first), (seed, later)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomStream:
+    """The random numbers of one session of the original: those of its batches, one after the other.
+
+    seed, n_layer, conditional, temperature, top_k: as for `op_seeds`.
+    """
+
+    seed: int
+    n_layer: int
+    conditional: bool
+    temperature: float = 1
+    top_k: int = 0
+
+    def noise(self, length: int, batch_size: int, run: int = 0) -> np.ndarray:
+        """The numbers of batch `run`, counted from 0: [length, batch_size] float64, as of `sampling_noise`."""
+        options = {"conditional": self.conditional, "temperature": self.temperature, "top_k": self.top_k}
+        first, later = op_seeds(self.seed, self.n_layer, **options)
+        return sampling_noise(first, later, length=length, batch_size=batch_size, run=run)
 
 
 def sampling_noise(first: OpSeed, later: OpSeed, *, length: int, batch_size: int = 1, run: int = 0) -> np.ndarray:

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf.cluster import read_cluster
+from gpt2tf.devices import check_same, from_workers, losing_workers, make_strategy
 from gpt2tf.generate import Generator
-from gpt2tf.strategies import check_same, from_workers, losing_workers, make_strategy
 
 PADDING = -1
 AGAIN = "start all workers again"

@@ -109,7 +109,7 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
     monkeypatch.setattr(
         cli_sample,
         "_load",
-        lambda prefix, args, first: tiny_generator if prefix.startswith(str(GOLDEN)) else load(prefix, args, first),
+        lambda files, args, first: tiny_generator if files.prefix.startswith(str(GOLDEN)) else load(files, args, first),
     )
 
     def leave_at_once(code):

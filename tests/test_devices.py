@@ -40,14 +40,14 @@ for words in json.loads(sys.argv[1]):
 SIGNALLED = """
 import os, signal, time
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-from gpt2tf.train import update
-update = update.Trainer.update
+from gpt2tf.train.update import Trainer
+update = Trainer.update
 def update_or_not(self, step, tokens):
     if step == {step}:
         os.kill(os.getpid(), signal.{signal})
         time.sleep(1)  # for the main thread to see it
     return update(self, step, tokens)
-update.Trainer.update = update_or_not
+Trainer.update = update_or_not
 """
 
 

@@ -5,6 +5,7 @@ final names: whatever lies there must be the published file, byte for byte.
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import io
@@ -749,7 +750,7 @@ def test_a_file_system_without_locks(server, monkeypatch, caplog):
         raise OSError(9, "Bad file descriptor")
 
     caplog.set_level(logging.INFO, "gpt2tf")
-    monkeypatch.setattr(download.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     fetch(server)
     assert_complete(server)
     assert "cannot be locked" in caplog.text

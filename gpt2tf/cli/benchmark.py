@@ -18,8 +18,7 @@ from tqdm import tqdm
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, silence_tensorflow
-from gpt2tf.hparams import read_hparams
-from gpt2tf.locate import data_files, find_model, find_prefix
+from gpt2tf.locate import ModelFiles
 
 # Heading, width, and what of a row stands there.
 COLUMNS = (
@@ -100,10 +99,8 @@ def add_flags(parser) -> None:
 
 def run(args) -> None:
     """Run the command; args are the parsed flags."""
-    prefix = find_prefix(find_model(args.model_name, args.models_dir))
-    data_files(prefix)  # raises for a model that is not all there
-    hparams_path = os.path.join(os.path.dirname(prefix), "hparams.json")
-    n_ctx = read_hparams(hparams_path).n_ctx if os.path.exists(hparams_path) else None
+    files = ModelFiles.find(args.model_name, args.models_dir)
+    prefix, n_ctx = files.prefix, files.hparams and files.hparams.n_ctx
     if n_ctx and not args.all:
         try:
             checks.check_window(n_ctx, args.prompt_length, args.length)

@@ -1,14 +1,14 @@
-"""The command line: `gpt2tf sample`, `gpt2tf download`, and the scripts sample.py and download_model.py.
+"""What the commands share: their parser, the streams, errors in one line, the exit code, and the way out.
 
-Mirrors the flags, names and defaults of openai/gpt-2 src/generate_unconditional_samples.py,
-src/interactive_conditional_samples.py and download_model.py. Differences: argparse in place of Fire, so
-that a prompt is always text and an unknown flag is refused at once; everything that can be wrong is said
-before TensorFlow is imported, in one line on stderr, with exit code 2 for usage and 1 for failure.
+Differences from the original, which left these to Fire and Python: what is wrong with the flags is said in one line
+before TensorFlow is imported, with exit code 2; a failure is one line on stderr with exit code 1; Ctrl-C and a closed
+pipe end in silence.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import importlib
 import io
@@ -16,13 +16,9 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 
-from gpt2tf import checks
-from gpt2tf.cli import flags
-from gpt2tf.files import INTERRUPTED, leave
-from gpt2tf.hparams import PUBLISHED
-from gpt2tf.train.settings import STRATEGIES
-
+INTERRUPTED = 130  # 128 + SIGINT
 CLOSED_PIPE = 0  # whoever reads our output has seen enough
 TEXT_FLAGS = {"--prompt", "--stop"}
 
@@ -31,19 +27,25 @@ class UsageError(ValueError):
     """What was asked for cannot be: exit code 2."""
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are one line, and which knows no abbreviations."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main(command: str | None = None, argv: list[str] | None = None) -> None:
-    """Run the `gpt2tf` command, or as the script of one of its commands, and exit."""
+def run(make_parser: Callable[[list[str]], Parser], argv: list[str] | None) -> None:
+    """Parse argv (sys.argv's if it is None), call the command that the parser sets as `run`, and exit."""
     _prepare_streams()
+    words = _normalise(sys.argv[1:] if argv is None else argv)
     try:
-        parser = _parser(command)
+        parser = make_parser(words)
     except KeyboardInterrupt:  # the flags of some commands are in modules that take a moment to import
-        leave(INTERRUPTED, at_once=argv is None)
-    args, unknown = parser.parse_known_args(_normalise(sys.argv[1:] if argv is None else argv))
+        _leave(INTERRUPTED, at_once=argv is None)
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         hint = f"{args.prog} --help lists the flags, and a text of several words needs quotes"
         parser.exit(2, f"{args.prog}: unrecognized arguments: {' '.join(unknown)}; {hint}\n")
@@ -61,7 +63,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
         code = 1
-    leave(code, at_once=argv is None)
+    _leave(code, at_once=argv is None)
 
 
 def _prepare_streams():
@@ -79,173 +81,6 @@ def _prepare_streams():
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace"):
         if isinstance(stream, io.TextIOWrapper):  # a program that calls main may have put something simpler there
             stream.reconfigure(errors=errors)
-
-
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    if command:
-        parser = _Parser(allow_abbrev=False)
-        COMMANDS[command](parser)
-        return parser
-    parser = _Parser(prog="gpt2tf", description="GPT-2 in Keras 3 / TensorFlow 2.", allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Parser)
-    for name, add_flags in COMMANDS.items():
-        add_flags(commands.add_parser(name, help=add_flags.__doc__, allow_abbrev=False))
-    return parser
-
-
-def _sample_flags(parser):
-    """print samples from a model"""
-    parser.description = "Print samples from a model: unconditional ones, or continuations of a prompt."
-    flag = parser.add_argument
-    flag(
-        "--model_name",
-        type=flags.some,
-        default="124M",
-        help="a folder in models_dir, or the path of any model (%(default)s)",
-    )
-    flags.models_dir(parser)
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", metavar="TEXT", help="text to continue")
-    prompts.add_argument(
-        "--prompt_file",
-        type=flags.some,
-        metavar="FILE",
-        help="file with the text to continue, less its last newline; - is stdin",
-    )
-    prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
-    _sampling_flags(flag)
-    _generator_flags(parser)
-    flag(
-        "--strategy",
-        choices=STRATEGIES,
-        default="one",
-        help="mirrored: on all GPUs at once; multiworker: on all machines of TF_CONFIG (%(default)s)",
-    )
-    _output_flags(flag)
-    parser.set_defaults(run=_run_sample, prog=parser.prog)
-
-
-def _sampling_flags(flag):
-    flag("--seed", type=flags.number(int, checks.check_seed), help="the same seed gives the same text (a fresh one)")
-    flag(
-        "--nsamples",
-        type=flags.number(int, checks.check_nsamples),
-        default=1,
-        help="samples for each prompt; 0 goes on forever (%(default)s)",
-    )
-    flag(
-        "--batch_size",
-        type=flags.number(int, checks.check_batch_size),
-        default=1,
-        help="samples made at a time, which changes their text (%(default)s)",
-    )
-    flag(
-        "--length",
-        type=flags.number(int, checks.check_length),
-        help="tokens in a sample (the window; half of it with a prompt)",
-    )
-    flag(
-        "--temperature",
-        type=flags.number(flags.int_or_float, checks.check_temperature),
-        default=1,
-        help="divides the logits: 0 takes the likeliest token; 1 and 1.0 draw differently (%(default)s)",
-    )
-    flag(
-        "--top_k",
-        type=flags.number(int, checks.check_top_k),
-        default=0,
-        help="sample from the k likeliest tokens; 0 is off (%(default)s)",
-    )
-    flag(
-        "--top_p",
-        type=flags.number(float, checks.check_top_p),
-        default=1,
-        help="sample from the likeliest tokens whose probabilities sum to at most p; 1 is off (%(default)s)",
-    )
-
-
-def _output_flags(flag):
-    flag("--stop", type=flags.some, metavar="TEXT", help="end a sample before this text")
-    flag("--truncate", action="store_true", help="end a sample before <|endoftext|>")
-    flag("--include_prefix", action="store_true", help="print the prompt before its continuation")
-    flag(
-        "--format",
-        choices=["text", "jsonl"],
-        default="text",
-        help="jsonl is one object a line, with the tokens, the seed and the flags (%(default)s)",
-    )
-    flag(
-        "--output",
-        type=flags.some,
-        metavar="FILE",
-        help="write the samples to this file, as UTF-8, once they are all made",
-    )
-
-
-def _generator_flags(parser):
-    parser.add_argument(
-        "--dtype",
-        choices=checks.DTYPES,
-        default="float32",
-        help="of the weights: all but float32 are faster and give other text (%(default)s)",
-    )
-    flags.device(parser)
-
-
-def _download_flags(parser):
-    """fetch a published model"""
-    parser.description = "Fetch a published model into models_dir, verified; what was interrupted is resumed."
-    parser.add_argument("model_name", metavar="MODEL", help=f"one of {', '.join(PUBLISHED)}")
-    flags.models_dir(parser)
-    parser.add_argument("--base_url", metavar="URL", help="address of a mirror, with the folders of the original's")
-    parser.set_defaults(run=_run_download, prog=parser.prog)
-
-
-def _benchmark_flags(parser):
-    """measure speed and memory"""
-    from gpt2tf.cli import benchmark as cli_benchmark
-
-    cli_benchmark.add_flags(parser)
-
-
-def _finetune_flags(parser):
-    """train a model further on your text"""
-    from gpt2tf.cli import train as cli_train
-
-    cli_train.add_finetune_flags(parser)
-
-
-def _train_flags(parser):
-    """train a new model on your text"""
-    from gpt2tf.cli import train as cli_train
-
-    cli_train.add_train_flags(parser)
-
-
-COMMANDS = {
-    "benchmark": _benchmark_flags,
-    "download": _download_flags,
-    "finetune": _finetune_flags,
-    "sample": _sample_flags,
-    "train": _train_flags,
-}
-
-
-def _run_sample(args):
-    from gpt2tf.cli import sample as cli_sample
-
-    cli_sample.run(args)
-
-
-def _run_download(args):
-    from gpt2tf import download
-
-    try:
-        name = download.check_name(args.model_name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    silence_tensorflow()
-    download.download_model(name, args.models_dir, args.base_url or download.BASE_URL)
 
 
 def _normalise(argv):
@@ -297,7 +132,7 @@ def interruptible(function, *args, interrupted=None, **kwargs):
     """Call a function that stays in TensorFlow for long, and let Ctrl-C end the wait for it.
 
     Python sees signals between its own instructions only, so the call goes on in another thread;
-    after Ctrl-C it is abandoned there, and `main` exits without waiting. interrupted: what the first Ctrl-C calls
+    after Ctrl-C it is abandoned there, and `run` exits without waiting. interrupted: what the first Ctrl-C calls
     instead, for a function that is to come to its end by itself.
     """
     outcome, done = {}, threading.Event()
@@ -329,3 +164,22 @@ def _one_line(error):
         text = " ".join(str(error).split())
         return f"{text}; to install what is missing: pip install --upgrade {error.name or 'tensorflow'}"
     return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
+
+
+def _leave(code: int, at_once: bool) -> None:
+    """Exit the process, without a word on a closed pipe.
+
+    at_once: without taking the interpreter apart, which takes most of a second when TensorFlow is in it, and more when
+    its connections wait for workers that have left; not for a program that has called ours, and has its own way out.
+    Always so after Ctrl-C, where a thread may still be busy.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
+    if code != INTERRUPTED:
+        if not at_once:
+            sys.exit(code)
+        atexit._run_exitfuncs()  # temporary folders go with them
+    os._exit(code)

@@ -19,10 +19,11 @@ from tqdm import tqdm
 
 import encoder
 from gpt2tf import checks, cluster
+from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import clean, naming, opened
-from gpt2tf.hparams import read_hparams
-from gpt2tf.locate import VOCABULARY_FILES, data_files, find_model, find_prefix, load_newest
+from gpt2tf.locate import ModelFiles
+from gpt2tf.train.settings import STRATEGIES
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
@@ -32,8 +33,107 @@ FLAGS_IN_JSON = ("model_name", "dtype", "length", "temperature", "top_k", "top_p
 log = logging.getLogger(__name__)
 
 
+def add_flags(parser) -> None:
+    """The flags of the command."""
+    parser.description = "Print samples from a model: unconditional ones, or continuations of a prompt."
+    flag = parser.add_argument
+    flag(
+        "--model_name",
+        type=flags.some,
+        default="124M",
+        help="a folder in models_dir, or the path of any model (%(default)s)",
+    )
+    flags.models_dir(parser)
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    prompts.add_argument(
+        "--prompt_file",
+        type=flags.some,
+        metavar="FILE",
+        help="file with the text to continue, less its last newline; - is stdin",
+    )
+    prompts.add_argument("--interactive", action="store_true", help="ask for prompts, or answer piped lines one by one")
+    _sampling_flags(flag)
+    _generator_flags(parser)
+    flag(
+        "--strategy",
+        choices=STRATEGIES,
+        default="one",
+        help="mirrored: on all GPUs at once; multiworker: on all machines of TF_CONFIG (%(default)s)",
+    )
+    _output_flags(flag)
+    parser.set_defaults(run=run, prog=parser.prog)
+
+
+def _sampling_flags(flag):
+    flag("--seed", type=flags.number(int, checks.check_seed), help="the same seed gives the same text (a fresh one)")
+    flag(
+        "--nsamples",
+        type=flags.number(int, checks.check_nsamples),
+        default=1,
+        help="samples for each prompt; 0 goes on forever (%(default)s)",
+    )
+    flag(
+        "--batch_size",
+        type=flags.number(int, checks.check_batch_size),
+        default=1,
+        help="samples made at a time, which changes their text (%(default)s)",
+    )
+    flag(
+        "--length",
+        type=flags.number(int, checks.check_length),
+        help="tokens in a sample (the window; half of it with a prompt)",
+    )
+    flag(
+        "--temperature",
+        type=flags.number(flags.int_or_float, checks.check_temperature),
+        default=1,
+        help="divides the logits: 0 takes the likeliest token; 1 and 1.0 draw differently (%(default)s)",
+    )
+    flag(
+        "--top_k",
+        type=flags.number(int, checks.check_top_k),
+        default=0,
+        help="sample from the k likeliest tokens; 0 is off (%(default)s)",
+    )
+    flag(
+        "--top_p",
+        type=flags.number(float, checks.check_top_p),
+        default=1,
+        help="sample from the likeliest tokens whose probabilities sum to at most p; 1 is off (%(default)s)",
+    )
+
+
+def _output_flags(flag):
+    flag("--stop", type=flags.some, metavar="TEXT", help="end a sample before this text")
+    flag("--truncate", action="store_true", help="end a sample before <|endoftext|>")
+    flag("--include_prefix", action="store_true", help="print the prompt before its continuation")
+    flag(
+        "--format",
+        choices=["text", "jsonl"],
+        default="text",
+        help="jsonl is one object a line, with the tokens, the seed and the flags (%(default)s)",
+    )
+    flag(
+        "--output",
+        type=flags.some,
+        metavar="FILE",
+        help="write the samples to this file, as UTF-8, once they are all made",
+    )
+
+
+def _generator_flags(parser):
+    parser.add_argument(
+        "--dtype",
+        choices=checks.DTYPES,
+        default="float32",
+        help="of the weights: all but float32 are faster and give other text (%(default)s)",
+    )
+    flags.device(parser)
+
+
 def run(args) -> None:
-    """Run the command; args are the parsed flags of `cli._sample_flags`."""
+    """Run the command; args are the parsed flags."""
     if args.interactive and args.nsamples == 0:
         raise UsageError("--nsamples 0 goes on forever and would never ask again; give 1 or more with --interactive")
     if args.strategy == "multiworker":
@@ -60,17 +160,13 @@ class Session:
 
     def __init__(self, args):
         self.args = args
-        self.prefix = find_prefix(find_model(args.model_name, args.models_dir))
-        data_files(self.prefix)  # raises for a model that is not all there
-        folder = os.path.dirname(self.prefix) or "."
+        self.files = ModelFiles.find(args.model_name, args.models_dir)
         self.generator = None
-        hparams_path = os.path.join(folder, "hparams.json")
-        if os.path.exists(hparams_path):
-            self.hparams = read_hparams(hparams_path)
-        else:  # the sizes are to be read off the weights
+        self.hparams = self.files.hparams
+        if self.hparams is None:  # the sizes are to be read off the weights
             self.load()
             self.hparams = self.generator.hparams
-        self.enc = read_vocabulary(folder, self.hparams.n_vocab)
+        self.enc = self.files.vocabulary(self.hparams.n_vocab)
         self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         default_length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
@@ -84,7 +180,7 @@ class Session:
         if self.generator is None:
             silence_tensorflow()
             first = n_prompt and (self.args.batch_size, n_prompt, self.length)
-            self.generator = interruptible(_load, self.prefix, self.args, first)
+            self.generator = interruptible(_load, self.files, self.args, first)
 
     def context(self, prompt: str | None) -> list[int]:
         """The tokens of a prompt, or the start token for None. Raises UsageError for what does not fit."""
@@ -164,23 +260,16 @@ class Session:
 
     def _samples(self, context: list[int], streamed: bool) -> Iterator[Iterator[list[int]]]:
         """Yields nsamples samples, or samples without end; each as its tokens so far, as they grow."""
-        from gpt2tf.noise import op_seeds, sampling_noise
+        from gpt2tf.noise import RandomStream
 
         args = self.args
-        first, later = op_seeds(
-            self.seed,
-            self.hparams.n_layer,
-            conditional=self.conditional,
-            temperature=args.temperature,
-            top_k=args.top_k,
-        )
-        sizes = {"length": self.length, "batch_size": args.batch_size}
+        stream = RandomStream(self.seed, self.hparams.n_layer, self.conditional, args.temperature, args.top_k)
         if args.strategy != "one":
-            yield from self._spread(context, lambda run: sampling_noise(first, later, run=run, **sizes), sizes)
+            yield from self._spread(context, lambda run: stream.noise(self.length, args.batch_size, run))
             return
         made = 0
         while args.nsamples == 0 or made < args.nsamples:
-            noise = sampling_noise(first, later, run=self.runs, **sizes)
+            noise = stream.noise(self.length, args.batch_size, self.runs)
             self.runs += 1
             if streamed:
                 yield (rows[0] for rows in self._batch(self.generator, context, noise, STREAMED_CHUNK))
@@ -192,7 +281,7 @@ class Session:
                 yield from (iter([tokens]) for tokens in wanted)
                 made += len(wanted)
 
-    def _spread(self, context: list[int], noise, sizes) -> Iterator[Iterator[list[int]]]:
+    def _spread(self, context: list[int], noise) -> Iterator[Iterator[list[int]]]:
         """As `_samples`, on all devices at once; noise: of a batch, by its number."""
         args = self.args
 
@@ -201,7 +290,7 @@ class Session:
             return rows
 
         count = -(-args.nsamples // args.batch_size) or None
-        batches = self.generator.batches(make, self.runs, count, **sizes)
+        batches = self.generator.batches(make, self.runs, count, args.batch_size, self.length)
         self.runs += count or 0
         whole = iter(lambda: interruptible(next, batches, None), None)
         yield from itertools.islice((iter([tokens]) for rows in whole for tokens in rows), args.nsamples or None)
@@ -261,7 +350,7 @@ def _be_one_of_several(args) -> None:
         logging.getLogger("gpt2tf").setLevel(logging.WARNING)
 
 
-def _load(prefix: str, args, first):
+def _load(files: ModelFiles, args, first):
     from gpt2tf.devices import use_device  # Keras takes a while too, and Ctrl-C is not to wait for it
     from gpt2tf.generate import Generator
 
@@ -269,34 +358,8 @@ def _load(prefix: str, args, first):
     if args.strategy != "one":
         from gpt2tf.spread import Spread
 
-        return Spread(args.strategy, prefix, args.dtype)
-    path = find_model(args.model_name, args.models_dir)
-    return load_newest(path, prefix, lambda prefix: Generator(prefix, args.dtype, first=first))
-
-
-def read_vocabulary(folder: str, n_vocab: int | None) -> encoder.Encoder:
-    """The vocabulary of a model folder; the released one where the folder has none and the size is its.
-
-    n_vocab: None where it is not known yet. Raises as `encoder.get_encoder` and `check_vocabulary` do.
-    """
-    if any(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
-        parent, name = os.path.split(os.path.abspath(folder))
-        enc = encoder.get_encoder(name, parent)
-    else:
-        enc = encoder.get_encoder()
-        log.info("%s has no %s; using the released vocabulary", folder, " and ".join(VOCABULARY_FILES))
-    if n_vocab is not None:
-        check_vocabulary(enc, n_vocab, folder)
-    return enc
-
-
-def check_vocabulary(enc: encoder.Encoder, n_vocab: int, folder: str) -> None:
-    """Raises ValueError for the vocabulary of another model."""
-    if len(enc.encoder) != n_vocab:
-        raise ValueError(
-            f"the vocabulary of {folder} has {len(enc.encoder)} tokens, its model has {n_vocab}; "
-            "put the files of one model together"
-        )
+        return Spread(args.strategy, files.prefix, args.dtype)
+    return files.load(lambda prefix: Generator(prefix, args.dtype, first=first))
 
 
 def _given_prompt(args) -> str | None:

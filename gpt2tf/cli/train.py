@@ -26,10 +26,9 @@ from gpt2tf import cluster
 from gpt2tf.bench import costs
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.cli.sample import check_vocabulary, read_vocabulary
-from gpt2tf.files import alone_in
+from gpt2tf.files import locked
 from gpt2tf.hparams import HParams, read_hparams
-from gpt2tf.locate import data_files, find_model, find_prefix, load_newest
+from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
 from gpt2tf.train import tokens as data
 from gpt2tf.train.settings import EMBEDDINGS, Settings
@@ -134,7 +133,11 @@ def run(args) -> None:
     os.stat(args.data)  # raises for data that is not there, before there is a new folder
     if chief:
         folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder) if chief else tempfile.TemporaryDirectory() as own_folder:
+
+    def busy():
+        raise BlockingIOError(f"another run is writing to {folder}; give another --run_name, or wait")
+
+    with locked(folder, busy) if chief else tempfile.TemporaryDirectory() as own_folder:
         _run(args, given, settings, source, folder, Path(own_folder or folder), chief)
 
 
@@ -174,34 +177,31 @@ def _is_chief(settings: Settings, resume: bool) -> bool:
     return workers.chief
 
 
-def _source(args, folder: Path) -> HParams | str:
-    """What to start from: sizes, or the prefix of a checkpoint."""
+def _source(args, folder: Path) -> HParams | ModelFiles:
+    """What to start from: sizes, or the files of a model."""
     if args.resume:
         if not any(folder.glob("*.index")):
             raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
-        prefix = find_prefix(folder)
-        if not re.search(r"model-\d+$", prefix):
+        files = ModelFiles.at(folder)
+        if not re.search(r"model-\d+$", files.prefix):
             raise FileNotFoundError(
-                f"{prefix} is no save of a run; start one from it with finetune, --model_name {folder} and another "
-                "--run_name"
+                f"{files.prefix} is no save of a run; start one from it with finetune, --model_name {folder} and "
+                "another --run_name"
             )
-    elif args.model_name is not None:
-        prefix = find_prefix(find_model(args.model_name, args.models_dir))
-    elif args.hparams is None:
+        return files
+    if args.model_name is not None:
+        return ModelFiles.find(args.model_name, args.models_dir)
+    if args.hparams is None:
         raise UsageError("give --hparams FILE, the sizes of the new model, or --resume")
-    else:
-        return read_hparams(args.hparams)
-    data_files(prefix)  # raises for a model that is not all there
-    return prefix
+    return read_hparams(args.hparams)
 
 
-def _vocabulary(source: HParams | str, folder: Path) -> encoder.Encoder:
+def _vocabulary(source: HParams | ModelFiles, folder: Path) -> encoder.Encoder:
     """The vocabulary of the model to start from; for a new one, that of its size, written to the folder."""
     if isinstance(source, HParams):
         encoder.write_vocabulary(folder, source.n_vocab)
         return encoder.get_encoder(folder.name, folder.parent)
-    sizes = Path(source).with_name("hparams.json")
-    return read_vocabulary(os.path.dirname(source) or ".", read_hparams(sizes).n_vocab if sizes.exists() else None)
+    return source.vocabulary(source.hparams and source.hparams.n_vocab)
 
 
 def _tokens(args, enc: encoder.Encoder, folder: Path, own_folder: Path):
@@ -236,7 +236,7 @@ def _encoded_before(path: Path, n_vocab: int):
 
 def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     """Make the devices ready, the model, and what trains it."""
-    from gpt2tf import strategies
+    from gpt2tf import devices
     from gpt2tf.devices import use_device
     from gpt2tf.train import saves
     from gpt2tf.train.loop import Run
@@ -253,15 +253,15 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
         settings = dataclasses.replace(saved.settings, **given)
         if saved.progress["step"] >= settings.steps:
             raise ValueError(f"{folder} has had its {settings.steps} updates; give more --steps")
-    strategy = strategies.make_strategy(settings.strategy)
-    with strategies.running_out_of_memory(LESS), strategies.losing_workers(strategy, AGAIN), strategy.scope():
-        strategies.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
+    strategy = devices.make_strategy(settings.strategy)
+    with devices.running_out_of_memory(LESS), devices.losing_workers(strategy, AGAIN), strategy.scope():
+        devices.check_same(strategy, settings=settings, corpus=corpus, save=saved and saved.progress)
         trainer = _trainer(args, source, settings, strategy)
     model = trainer.model
     if isinstance(source, HParams):
         model.vocabulary = os.path.abspath(folder)
     else:  # of a model without hparams.json the size was not known before
-        check_vocabulary(enc, model.hparams.n_vocab, os.path.dirname(source) or ".")
+        source.check_vocabulary(enc, model.hparams.n_vocab)
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
         f"{parameter_count(model.hparams):,}",
@@ -292,21 +292,20 @@ def _trainer(args, source, settings, strategy):
         start = functools.partial(layers.initial_value, seed=settings.seed)
         model = layers.GPT2(source, initial_value=start, **options)
     elif args.resume:
-        model = load_model(source, **options)
+        model = load_model(source.prefix, **options)
     else:
-        path = find_model(args.model_name, args.models_dir)
-        model = load_newest(path, source, lambda prefix: load_model(prefix, **options))
+        model = source.load(lambda prefix: load_model(prefix, **options))
     return Trainer(model, settings, strategy)
 
 
 def _train(training, stopping, enc) -> None:
     """Train, and print what comes of it."""
-    from gpt2tf import strategies
+    from gpt2tf import devices
 
     settings, losses, show = training.settings, [], _Lines().show
     disable = None if training.chief else True
     bar = tqdm(total=settings.steps, initial=training.step, unit=" updates", disable=disable)
-    with strategies.running_out_of_memory(LESS), strategies.losing_workers(training.trainer.strategy, AGAIN), bar:
+    with devices.running_out_of_memory(LESS), devices.losing_workers(training.trainer.strategy, AGAIN), bar:
         for report in training.reports(stopping):
             losses.append(report.loss)
             bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)

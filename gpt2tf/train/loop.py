@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gpt2tf.devices import from_workers
 from gpt2tf.generate import Generator
-from gpt2tf.strategies import from_workers
 from gpt2tf.train import saves
 from gpt2tf.train.tokens import Windows, fixed_windows, split
 from gpt2tf.train.update import Trainer

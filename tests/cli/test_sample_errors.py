@@ -10,7 +10,6 @@ from command import FOUR, FOUR_TEXT, LONG, MODEL, header
 from recorded import GOLDEN
 
 import encoder
-from gpt2tf import cli
 from gpt2tf.cli import sample as cli_sample
 
 
@@ -201,5 +200,5 @@ def test_ctrl_c_while_the_flags_are_made(sample, monkeypatch):
     def interrupted(parser):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "sample", interrupted)
+    monkeypatch.setattr(cli_sample, "add_flags", interrupted)
     assert sample() == (130, "", "")

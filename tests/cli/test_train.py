@@ -23,7 +23,7 @@ from gpt2tf import GPT2, HParams, cli, load_model, save_checkpoint
 from gpt2tf.checkpoint import write_state
 from gpt2tf.cli import sample as cli_sample
 from gpt2tf.cli import train as cli_train
-from gpt2tf.files import alone_in
+from gpt2tf.files import locked
 from gpt2tf.hparams import write_hparams
 from gpt2tf.train import saves
 from gpt2tf.train.loop import Run
@@ -295,7 +295,7 @@ def test_resume_of_a_model_that_no_run_saved_is_refused(refused, place):
 def test_a_folder_that_another_run_writes_to_is_refused(train, place):
     """Each would remove the other's saves."""
     (place / "new").mkdir()
-    with alone_in(place / "new"):
+    with locked(place / "new", busy=None):
         code, _, err = train()
     assert (code, err.count("\n")) == (1, 1)
     assert f"another run is writing to {place / 'new'}; give another --run_name, or wait" in err
