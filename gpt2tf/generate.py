@@ -46,7 +46,7 @@ class Generator:
     model: a GPT2, or the path of a model as `load_model` takes it (then the weights are read straight into their
     packed form). dtype: of the matrices, float32, bfloat16, float16 or int8. jit_compile: False runs the same graph
     without XLA, to compare. first: what `compile` takes, if it is known what will be asked first; it is then done
-    while the weights are read.
+    while the weights are read. device: the name of TensorFlow's device to compute on; its own choice if not given.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Generator:
         dtype: str = "float32",
         jit_compile: bool = True,
         first: tuple[int, int, int] | None = None,
+        device: str | None = None,
     ):
         if dtype not in checks.DTYPES:
             raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(checks.DTYPES)}")
@@ -63,6 +64,7 @@ class Generator:
             weights = {v.path: v.value for v in model.variables}
         else:
             self.hparams, weights = load_weights(model)
+        self._device = device
         self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
         self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
         self._dtype, self._ops, self._making = dtype, Ops(jit_compile), threading.Lock()
@@ -139,7 +141,7 @@ class Generator:
 
     def _net(self, batch: int) -> Packed:
         """The network in the layout for so many rows. A second layout takes the memory of another copy."""
-        with self._making, tf.init_scope():  # tensors of no program, whichever is being traced
+        with self._making, tf.init_scope(), tf.device(self._device):  # tensors of no program, whichever is being traced
             streams = streams_for(batch)
             if streams not in self._nets:
                 arrays = self._arrays if streams == self._streams else in_streams(self._arrays, streams)
@@ -194,16 +196,18 @@ class Generator:
         src = -(-min(bucket + length, self.hparams.n_ctx) // CACHE_STEP) * CACHE_STEP
         room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
         room[:length] = noise
-        if bucket and length:
-            cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
-        else:  # prompts of one token, and nothing in front of it
-            cache = self._net(batch).empty_cache(batch, src)
+        with tf.device(self._device):
+            if bucket and length:
+                cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
+            else:  # prompts of one token, and nothing in front of it
+                cache = self._net(batch).empty_cache(batch, src)
         return room, cache
 
     def _loop(self, token, done, lengths, width, bounds, noise, stop, options, cache):
         """`_tokens`, called with arrays and numbers, which as tensors become no part of the program."""
         arguments = (token, done, lengths, width, *bounds, noise, stop)
-        return self._token_program(*map(tf.constant, arguments), options, cache)
+        with tf.device(self._device):
+            return self._token_program(*map(tf.constant, arguments), options, cache)
 
     def _prompt(self, tokens, src: int, n_layer):
         """tokens: [batch, seq] -> the cache of src slots"""
