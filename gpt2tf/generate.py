@@ -32,7 +32,7 @@ from gpt2tf.decode.network import Packed
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
-from gpt2tf.layers import GPT2
+from gpt2tf.model import GPT2
 from gpt2tf.noise import RandomStream, fresh_seed
 
 PROMPT_BUCKETS = (0, 16, 64, 128, 256, 512, 768, 1024)

@@ -279,7 +279,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
 
 
 def _trainer(args, source, settings, strategy):
-    from gpt2tf import layers
+    from gpt2tf import model as network
     from gpt2tf.checkpoint import load_model
     from gpt2tf.train.update import Trainer
 
@@ -289,8 +289,8 @@ def _trainer(args, source, settings, strategy):
         "dtype": "mixed_bfloat16" if settings.dtype == "bfloat16" else "float32",
     }
     if isinstance(source, HParams):
-        start = functools.partial(layers.initial_value, seed=settings.seed)
-        model = layers.GPT2(source, initial_value=start, **options)
+        start = functools.partial(network.initial_value, seed=settings.seed)
+        model = network.GPT2(source, initial_value=start, **options)
     elif args.resume:
         model = load_model(source.prefix, **options)
     else:

@@ -1,6 +1,6 @@
-"""The choice of a token as one small XLA program: what `sampling` does, without sorting.
+"""The choice of a token as one small XLA program: what `gpt2tf.sample` does, without sorting.
 
-Mirrors openai/gpt-2 src/sample.py:6-40 and the pick of `sampling.pick_token`, with which it agrees on every
+Mirrors openai/gpt-2 src/sample.py:6-40 and the pick of `sample.pick_token`, with which it agrees on every
 token. Differences: temperature, top_k and top_p are scalars of the graph, so that another value is not
 another program; the k-th largest logit and the cut of top-p are found by bisection on the 32 bits of the
 floats, since XLA on a CPU takes 7 to 12 ms to sort a vocabulary and the search takes 0.4 ms.

@@ -170,14 +170,13 @@ class Packed:
         """
         batch, seq = tokens.shape
         n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
-        mask = model.attention_mask(seq, seq)  # [dst, src]
 
         def attend(c, layer, cache):
             q, k, v = tf.split(tf.reshape(c, [batch, seq, 3 * n_embd]), 3, axis=-1)  # [batch, seq, features]
             q, k, v = (model.split_heads(part, n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
             keys = self.ops.update(cache[0], k[None], [layer, 0, 0, 0, 0])
             values = self.ops.update(cache[1], tf.transpose(v, [0, 1, 3, 2])[None], [layer, 0, 0, 0, 0])
-            a = model.merge_heads(model.multihead_attn(q, k, v, mask))  # [batch, seq, features]
+            a = model.merge_heads(model.multihead_attn(q, k, v))  # [batch, seq, features]
             return tf.reshape(a, [batch * seq, n_embd]), (keys, values)
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]

@@ -1,6 +1,6 @@
 """Dropout, with its random numbers as a function of (seed, step, row, place), and of nothing else.
 
-The original's published code has no dropout; GPT-2 was trained with it in the places that `gpt2tf.layers` names. A
+The original's published code has no dropout; GPT-2 was trained with it in the places that `gpt2tf.model` names. A
 number is a hash of its position, so a mask is the same whether a batch is computed at once, in parts, on several
 devices, or a second time for its gradients, and a run that is resumed goes on as if it had not stopped.
 """

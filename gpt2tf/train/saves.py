@@ -21,8 +21,8 @@ import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
 from gpt2tf.files import naming, replacing
-from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
+from gpt2tf.model import GPT2
 from gpt2tf.train.settings import Settings
 from gpt2tf.train.tokens import DAMAGE
 

@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.layers import GPT2
-from gpt2tf.model import cross_entropy
+from gpt2tf.model import GPT2, cross_entropy
 from gpt2tf.train.adafactor import Adafactor
 from gpt2tf.train.dropout import row_keys
 from gpt2tf.train.settings import Settings, freeze_words, parse_freeze
@@ -137,7 +136,7 @@ class Trainer:
 
     def _batch_gradients(self, tokens, rows, step):
         with tf.GradientTape() as tape:
-            loss = self._loss(tokens, training=True, keys=row_keys(self.settings.seed, step, rows))
+            loss = self._loss(tokens, training=True, dropout_keys=row_keys(self.settings.seed, step, rows))
         gradients = tape.gradient(loss, [v.value for v in self.variables])
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 

@@ -1,4 +1,4 @@
-"""The choice of a token without sorting: the tokens of `sampling`, of the NumPy oracle, with XLA and without."""
+"""The choice of a token without sorting: the tokens of `gpt2tf.sample`, of the NumPy oracle, with XLA and without."""
 
 import functools
 
@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from gpt2tf.decode.choose import choose_token, float_key
 from gpt2tf.decode.ops import Ops
-from gpt2tf.sampling import next_token
+from gpt2tf.sample import next_token
 
 PADDED = 384  # three blocks
 VOCABULARIES = (1, 40, 300)

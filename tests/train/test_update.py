@@ -300,5 +300,5 @@ def test_gradients_reach_the_keras_model_with_keys_of_its_own():
     """Training by hand, as in any Keras model: a tape around a call."""
     model = GPT2(SMALL, initial_value=initial_value)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(batch(), training=True, keys=row_keys(0, 0, [0, 1]))["logits"])
+        loss = tf.reduce_sum(model(batch(), training=True, dropout_keys=row_keys(0, 0, [0, 1]))["logits"])
     assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_weights))
