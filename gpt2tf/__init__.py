@@ -9,7 +9,7 @@ _HOMES = {
     "GPT2": "gpt2tf.model",
     "Generator": "gpt2tf.generate",
     "HParams": "gpt2tf.hparams",
-    "cross_entropy": "gpt2tf.model",
+    "cross_entropy": "gpt2tf.train.fit",
     "find_model": "gpt2tf.locate",
     "load_model": "gpt2tf.checkpoint",
     "op_seeds": "gpt2tf.noise",

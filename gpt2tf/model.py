@@ -11,7 +11,6 @@ features (n_embd), head_features (n_embd // n_head), layer, vocab.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Callable
@@ -20,7 +19,8 @@ import keras
 import tensorflow as tf
 
 from gpt2tf.hparams import HParams
-from gpt2tf.train.dropout import Rates, dropout, keys_at, row_keys
+from gpt2tf.train.dropout import Rates, dropout, keys_at
+from gpt2tf.train.fit import KerasModel
 from gpt2tf.train.recompute import recomputed
 
 NORM_EPSILON = 1e-5  # openai/gpt-2 src/model.py:28
@@ -46,8 +46,10 @@ def softmax(x):
 
 
 def gelu(x):
-    """The tanh form of GELU; Keras's default is the exact form."""
-    return 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * tf.pow(x, 3))))
+    """The tanh form of GELU, in float32; the result has the dtype of x. Keras's default is the exact form."""
+    wide = tf.cast(x, tf.float32)
+    wide = 0.5 * wide * (1 + tf.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * tf.pow(wide, 3))))
+    return tf.cast(wide, x.dtype)
 
 
 def norm(x, g, b):
@@ -96,12 +98,16 @@ def mask_attn_weights(w, b):
     return w * b - MASKED * (1 - b)
 
 
-def attn_weights(w, mask, head_features: int):
-    """From the products of queries and keys to how much each position attends to each.
+def attn_scale(head_features: int):
+    """What the products of queries and keys are multiplied by, float32."""
+    return tf.math.rsqrt(tf.cast(head_features, tf.float32))
 
-    w: [batch, heads, dst, src]; mask: ones and zeros that broadcast to it -> the same shape, float32, rows sum to 1.
+
+def attn_weights(w, mask):
+    """From the scaled products of queries and keys to how much each position attends to each.
+
+    w: [batch, heads, dst, src] float32; mask: ones and zeros that broadcast to it -> the same shape; rows sum to 1.
     """
-    w = tf.cast(w, tf.float32) * tf.math.rsqrt(tf.cast(head_features, tf.float32))
     return softmax(mask_attn_weights(w, mask))
 
 
@@ -111,7 +117,12 @@ def multihead_attn(q, k, v, rate: float = 0.0, dropout_keys=None):
     rate, dropout_keys: of the dropout of the weights. -> [batch, heads, dst, head_features], in the dtype of v.
     """
     mask = attention_mask(shape_list(q)[-2], shape_list(k)[-2])  # [dst, src]
-    w = attn_weights(tf.matmul(q, k, transpose_b=True), mask, v.shape[-1])  # [batch, heads, dst, src]
+    scale = attn_scale(v.shape[-1])
+    if q.dtype == tf.float32:
+        w = tf.matmul(q, k, transpose_b=True) * scale  # [batch, heads, dst, src]
+    else:  # scaled before, since the product may pass the range of float16
+        w = tf.cast(tf.matmul(q * tf.cast(scale, q.dtype), k, transpose_b=True), tf.float32)
+    w = attn_weights(w, mask)  # [batch, heads, dst, src]
     w = dropout(w, rate, dropout_keys)
     return tf.matmul(tf.cast(w, v.dtype), v)  # [batch, heads, dst, head_features]
 
@@ -137,19 +148,23 @@ def past_shape(hparams: HParams, batch_size=None, sequence=None):
     return [batch_size, hparams.n_layer, 2, hparams.n_head, sequence, hparams.n_embd // hparams.n_head]
 
 
-def positions_for(tokens, past_length):
-    """tokens: [batch, seq] -> their positions, [batch, seq]"""
-    batch, seq = shape_list(tokens)
-    return tf.tile((past_length + tf.range(seq))[None, :], [batch, 1])  # [batch, seq]
+def positions_for(seq, past_length):
+    """The positions of seq tokens after past_length others: [seq], the same for every row."""
+    return past_length + tf.range(seq)
 
 
-@keras.saving.register_keras_serializable("gpt2tf")  # so that a model compiled with it can be saved and loaded
-def cross_entropy(targets, logits):
-    """How unlikely each target was, in nats; as a Keras loss it is averaged over all of them.
+@tf.custom_gradient
+def gather(w, ids):
+    """w: [rows, features], ids: int32 of any shape -> [*ids, features]; a gradient of w as dense as w is.
 
-    targets: [batch, seq] ids, of which Keras makes floats; logits: [batch, seq, vocab] -> [batch, seq] float32
+    Of a sparse one Keras's optimizers square each part by itself where a row is looked up twice.
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(targets, tf.int32), tf.cast(logits, tf.float32))
+
+    def grad(dy):
+        dy, flat = tf.reshape(dy, [-1, w.shape[-1]]), tf.reshape(ids, [-1])
+        return tf.math.unsorted_segment_sum(dy, flat, w.shape[0]), None
+
+    return tf.gather(w, ids), grad
 
 
 def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
@@ -281,7 +296,7 @@ class Block(Scope):
 
 
 @keras.saving.register_keras_serializable("gpt2tf")
-class GPT2(keras.Model):
+class GPT2(KerasModel):
     """GPT-2 as a Keras model; `{v.path: v.shape for v in model.variables}` are the checkpoint's.
 
     hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's random start when it
@@ -304,53 +319,48 @@ class GPT2(keras.Model):
         recompute: bool = False,
         dtype=None,
     ):
-        super().__init__(name="model", dtype=dtype)
-        self.hparams = hparams
-        self.dropout = dropout if isinstance(dropout, Rates) else Rates(dropout, dropout, dropout)
-        self.recompute = recompute
+        rates = dropout if isinstance(dropout, Rates) else Rates(dropout, dropout, dropout)
+        super().__init__(hparams, rates, recompute, dtype)
         self.vocabulary: str | None = None
         self.initial_value = initial_value
-        # A bound method is not tracked by Keras, so the generator's state is no variable of the model.
-        self._next_seed = keras.random.SeedGenerator().next
-        self.blocks = [Block(self, name=f"h{i}") for i in range(hparams.n_layer)]
+        for i in range(hparams.n_layer):  # attributes, because tf.train.Checkpoint does not look into Keras's lists
+            setattr(self, f"h{i}", Block(self, name=f"h{i}"))
         self.ln_f = Norm(self, name="ln_f")
-        self.build(None)
+        with keras.name_scope("model", caller=self, override_parent=""):  # whatever scope is open where it is made
+            self.build([None, None])
 
-    def build(self, _):
+    @property
+    def blocks(self) -> list[Block]:
+        return [getattr(self, f"h{i}") for i in range(self.hparams.n_layer)]
+
+    def build(self, tokens_shape):
         self.wpe = get_variable(self, "wpe", [self.hparams.n_ctx, self.hparams.n_embd])
         self.wte = get_variable(self, "wte", [self.hparams.n_vocab, self.hparams.n_embd])
         for layer in (*self.blocks, self.ln_f):
             layer.build([None, None, self.hparams.n_embd])
 
-    def get_config(self):
-        """What `model.save` writes and `keras.models.load_model` reads; the weights are written beside it."""
-        sizes, rates = dataclasses.asdict(self.hparams), dataclasses.asdict(self.dropout)
-        dtype = keras.dtype_policies.serialize(self.dtype_policy)
-        return {"hparams": sizes, "dropout": rates, "recompute": self.recompute, "dtype": dtype}
-
-    @classmethod
-    def from_config(cls, config):
-        sizes, rates = HParams(**config["hparams"]), Rates(**config["dropout"])
-        return cls(**config | {"hparams": sizes, "dropout": rates})
-
     def call(self, tokens, past=None, training=False, dropout_keys=None):
         """The original's `model`: logits for every position, and the keys and values to go on from.
 
-        tokens: [batch, seq] ids. past: [batch, n_layer, 2, n_head, src, head_features], the `present` of what came
-        before, concatenated on axis -2; None at the start. training: with dropout on the sum of the embeddings, on the
-        attention weights and on the output of each c_proj, and without a `present`. dropout_keys: [batch] of
-        `dropout.row_keys`, fresh ones if not given.
-        Returns {"logits": [batch, seq, n_vocab], "present": [batch, n_layer, 2, n_head, seq, head_features]}.
-        Raises ValueError for other shapes, and when past and tokens together are longer than n_ctx.
+        tokens: [batch, seq] ids, of any integer dtype. past: [batch, n_layer, 2, n_head, src, head_features], the
+        `present` of what came before, concatenated on axis -2; None at the start. training: with dropout on the sum of
+        the embeddings, on the attention weights and on the output of each c_proj, and without a `present`.
+        dropout_keys: [batch] of `dropout.row_keys`, fresh ones if not given.
+        Returns {"logits": [batch, seq, n_vocab], "present": [batch, n_layer, 2, n_head, seq, head_features]}, logits in
+        float32. Raises ValueError for other shapes, for what is no id, and when past and tokens together are longer
+        than n_ctx; in a graph these are assertions, in what XLA compiles logits of NaN without a gradient.
         """
         self._check_shapes(tokens, past)
+        past_length = 0 if past is None else shape_list(past)[-2]
+        tokens, ok = self.ids(tokens, past_length)  # [batch, seq]
         if not training:
             dropout_keys = None
         elif dropout_keys is None:
-            dropout_keys = self._fresh_keys(shape_list(tokens)[0])
-        past_length = 0 if past is None else shape_list(past)[-2]
-        h = tf.gather(self.wte, tokens) + tf.gather(self.wpe, positions_for(tokens, past_length))
-        h = dropout(h, self.dropout.embd, keys_at(dropout_keys, 0))  # [batch, seq, features]
+            dropout_keys = self.fresh_keys(shape_list(tokens)[0])
+        positions = positions_for(shape_list(tokens)[1], past_length)  # [seq]
+        h = gather(tf.convert_to_tensor(self.wte), tokens) + gather(tf.convert_to_tensor(self.wpe), positions)
+        h = tf.cast(h, self.compute_dtype)  # [batch, seq, features]
+        h = dropout(h, self.dropout.embd, keys_at(dropout_keys, 0))
         presents = []
         pasts = [None] * self.hparams.n_layer if past is None else tf.unstack(past, axis=1)
         for layer, (block, past) in enumerate(zip(self.blocks, pasts, strict=True)):
@@ -360,26 +370,17 @@ class GPT2(keras.Model):
             else:
                 h, present = block(h, past=past, dropout_keys=block_keys)
                 presents.append(present)  # [batch, 2, heads, seq, head_features]
-        logits = self.logits(self.ln_f(h))
+        logits = self.logits(self.ln_f(h))  # [batch, seq, vocab]
+        if ok is not True:
+            logits = tf.where(ok, logits, float("nan"))
         return {"logits": logits} if training else {"logits": logits, "present": tf.stack(presents, axis=1)}
 
     def logits(self, h):
-        """[batch, seq, features] -> [batch, seq, vocab]; the head is tied to wte."""
+        """[batch, seq, features] -> [batch, seq, vocab] float32; the head is tied to wte."""
         batch, seq, features = shape_list(h)
-        flat = tf.matmul(tf.reshape(h, [-1, features]), self.wte, transpose_b=True)  # [batch * seq, vocab]
-        return tf.reshape(flat, [batch, seq, self.hparams.n_vocab])  # [batch, seq, vocab]
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred["logits"], sample_weight, training)
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return super().compute_metrics(x, y, y_pred["logits"], sample_weight)
-
-    def _fresh_keys(self, batch):
-        """Keys of a step that nobody numbers; replicas of tf.distribute have different rows of it."""
-        seed, step = tf.unstack(tf.convert_to_tensor(self._next_seed()))
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return row_keys(seed, step, replica * batch + tf.range(batch))
+        wte = tf.cast(self.wte, h.dtype)
+        flat = tf.matmul(tf.reshape(h, [-1, features]), wte, transpose_b=True)  # [batch * seq, vocab]
+        return tf.cast(tf.reshape(flat, [batch, seq, self.hparams.n_vocab]), tf.float32)  # [batch, seq, vocab]
 
     def _check_shapes(self, tokens, past):
         if len(tokens.shape) != 2:

@@ -89,7 +89,7 @@ def sample_sequence(
     noise = checks.check_noise(np.asarray(noise, np.float64), length, len(context))
 
     output = prev = tf.constant(context)  # [batch, seq]
-    past = tf.zeros(past_shape(model.hparams, len(context), 0))  # [batch, layer, 2, heads, 0, head_features]
+    past = tf.zeros(past_shape(model.hparams, len(context), 0), model.compute_dtype)  # of no positions yet
     for u in noise:
         lm_output = model(prev, past=past)
         logits = lm_output["logits"][:, -1, :]  # [batch, vocab]

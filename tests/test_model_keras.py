@@ -9,9 +9,9 @@ from training import ONE_LAYER, assert_same, batch, initial_value, values
 
 import gpt2tf
 from gpt2tf import GPT2
-from gpt2tf.model import cross_entropy
 from gpt2tf.names import variable_shapes
 from gpt2tf.train.dropout import Rates
+from gpt2tf.train.fit import cross_entropy
 
 TOKENS = np.tile(np.arange(40) % 9, 4).reshape(16, 10)  # counting to nine, which is soon learnt
 X, Y = TOKENS[:, :-1], TOKENS[:, 1:]

@@ -11,7 +11,7 @@ from tolerances import SHAKESPEARE_NARROW_NLL
 from encoder import get_encoder
 from gpt2tf import cli, find_model, load_model
 from gpt2tf.locate import BUNDLED
-from gpt2tf.model import cross_entropy
+from gpt2tf.train.fit import cross_entropy
 
 FOLDER = find_model("shakespeare", "no such folder")
 README = (GOLDEN.parent.parent / "gpt2tf" / "models" / "shakespeare" / "README.md").read_text(encoding="utf-8")

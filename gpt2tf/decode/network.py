@@ -159,7 +159,7 @@ class Network:
             ones = self.ops.barrier(tf.ones([head_features])), self.ops.barrier(tf.ones([n]))
             qk = tf.reshape(keys[layer, :, :, :n] * q[:, :, None, :], [-1, head_features])
             w = tf.reshape(tf.linalg.matvec(qk, ones[0]), [batch, n_head, n])  # [batch, heads, src]
-            w = self.ops.barrier(model.attn_weights(w, mask[:, None, :n], head_features))
+            w = self.ops.barrier(model.attn_weights(w * model.attn_scale(head_features), mask[:, None, :n]))
             wv = tf.reshape(values[layer, ..., :n] * w[:, :, None, :], [-1, n])
             return tf.reshape(tf.linalg.matvec(wv, ones[1]), [batch, n_embd])  # [batch, features]
 

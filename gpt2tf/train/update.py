@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.model import GPT2, cross_entropy
+from gpt2tf.model import GPT2
 from gpt2tf.train.adafactor import Adafactor
 from gpt2tf.train.dropout import row_keys
+from gpt2tf.train.fit import cross_entropy
 from gpt2tf.train.settings import Settings, freeze_words, parse_freeze
 
 
