@@ -149,3 +149,12 @@ def folder(tmp_path):
     copy = tmp_path / "models" / "copy"
     shutil.copytree(GOLDEN / "tiny-a", copy, ignore=shutil.ignore_patterns("*.npz", "samples.json", "*.meta"))
     return copy
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server for downloads of the recorded model into a new folder of models."""
+    from file_server import serving
+
+    with serving(tmp_path / "models" / "tiny-a", monkeypatch) as server:
+        yield server
