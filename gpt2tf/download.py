@@ -327,7 +327,7 @@ def _save(job: _Job, name: str, response: requests.Response, start: int, total: 
 
 
 def _explain(error: requests.RequestException) -> str:
-    """What went wrong, and the variable that it hangs on."""
+    """The cause of an error, and the environment variable to check where there is one."""
     cause = error.args[0] if error.args else error
     cause = getattr(cause, "reason", cause)  # what urllib3 wraps into "Max retries exceeded with url"
     cause = cause.args[0] if len(getattr(cause, "args", ())) > 1 else cause  # (its words, another exception)

@@ -255,6 +255,7 @@ print(seconds, (status("VmHWM") - before) / sum(4 * math.prod(v.shape) for v in 
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory by /proc")
 def test_124m_load_time_and_memory(r124m_folder):
     """1.0 s and 1.09 times the weights on the machine where this was written."""
