@@ -64,10 +64,10 @@ class DownloadError(OSError):
 
 
 class _Retry(Retry):
-    """urllib3's retries, each announced, with pauses of at most LONGEST_PAUSE and none where waiting does not help."""
+    """urllib3's retries, each announced, with pauses of at most LONGEST_PAUSE; none for certificates."""
 
     def increment(self, method=None, url=None, response=None, error=None, _pool=None, _stacktrace=None):
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # waiting does not help
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # the next one will not be trusted either
             raise error
         return super().increment(method, url, response, error, _pool, _stacktrace)
 
