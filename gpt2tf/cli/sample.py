@@ -140,7 +140,7 @@ def run(args) -> None:
         _be_one_of_several(args)
     session = Session(args)
     if args.interactive:
-        with opened(args.output) as out:
+        with opened(args.output, sys.stdout) as out:
             session.load()
             for prompt in _asked_prompts():
                 try:
@@ -150,7 +150,7 @@ def run(args) -> None:
     else:
         prompt = _given_prompt(args)
         context = session.context(prompt)
-        with opened(args.output) as out:
+        with opened(args.output, sys.stdout) as out:
             session.load(len(context))
             session.print_samples(prompt, context, out)
 

@@ -74,13 +74,17 @@ def terminal():
         yield terminal
 
 
-def test_help_is_quick_and_needs_no_tensorflow(tmp_path):
+@pytest.mark.timing
+def test_help_is_quick(tmp_path):
     def seconds():
         started = time.monotonic()
         subprocess.run([*SAMPLE, "--help"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
         return time.monotonic() - started
 
     assert min(seconds() for _ in range(4)) < 0.5
+
+
+def test_help_needs_no_tensorflow(tmp_path):
     blocked = (
         "import sys; sys.modules.update(tensorflow=None, keras=None); import encoder, gpt2tf; from gpt2tf import cli;"
     )
@@ -155,6 +159,7 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
     assert os.listdir(scratch) == []
 
 
+@pytest.mark.timing
 def test_ctrl_c_while_tensorflow_is_imported(tmp_path):
     (tmp_path / "samples").write_text("old")
     process = start("--output=samples", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
