@@ -88,7 +88,7 @@ def test_twenty_steps_of_adamw_are_those_of_the_formula():
             weights[v.path] *= 1 - rate * decay
             weights[v.path] -= rate * (m / (1 - beta_1**step)) / (np.sqrt(s / (1 - beta_2**step)) + epsilon)
     for path, w in weights.items():
-        assert np.abs(values(model)[path] - w).max() < 2e-4, path  # a fiftieth of a step: Adam divides small gradients
+        assert np.abs(values(model)[path] - w).max() < 5e-4, path  # a 20th of a step: Adam divides small gradients
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
