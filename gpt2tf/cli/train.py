@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 import encoder
 from gpt2tf import cluster
-from gpt2tf.bench import costs
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import locked
@@ -31,6 +30,7 @@ from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
 from gpt2tf.train import tokens as data
+from gpt2tf.train.memory import training_bytes
 from gpt2tf.train.settings import EMBEDDINGS, Settings
 from gpt2tf.train.text import find_files
 
@@ -265,7 +265,7 @@ def _prepare(args, given, settings, source, folder, tokens, corpus, enc, chief):
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
         f"{parameter_count(model.hparams):,}",
-        costs.training_bytes(model.hparams, settings) / 1e9,
+        training_bytes(model.hparams, settings) / 1e9,
     )
     return Run(
         trainer,
