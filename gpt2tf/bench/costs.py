@@ -1,6 +1,6 @@
 """What generation cannot do without: the bytes to be read from memory and the operations, counted from the hparams.
 
-There is nothing like it in openai/gpt-2. Padding, masks and all that an implementation adds are not counted.
+Padding, masks and all that an implementation adds are not counted.
 """
 
 from __future__ import annotations
@@ -8,33 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
-
+from gpt2tf.bench.plan import Case
 from gpt2tf.hparams import HParams
 from gpt2tf.names import is_matrix, variable_shapes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is to be measured: `length` tokens after each of batch_size prompts of prompt_length tokens."""
-
-    dtype: str = "float32"
-    batch_size: int = 1
-    prompt_length: int = 1
-    length: int = 128
-
-    @property
-    def position(self) -> float:
-        """Positions that a token made by the loop looks at, on average."""
-        return self.prompt_length + self.length / 2
-
-    def prompts(self, n_vocab: int) -> list[list[int]]:
-        """A prompt of one token is <|endoftext|>; others are random tokens, the same each time."""
-        if self.prompt_length == 1:
-            return [[n_vocab - 1]] * self.batch_size
-        return np.random.default_rng(0).integers(0, n_vocab - 1, [self.batch_size, self.prompt_length]).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
