@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 import types
 from pathlib import Path
 
@@ -179,7 +178,7 @@ class Engine:
         """Raises ModuleNotFoundError for modules that are not installed."""
         missing = [module for module in self.modules if importlib.util.find_spec(module) is None]
         if missing:
-            raise ModuleNotFoundError(f"{sys.executable} has no {', '.join(missing)} (pip install 'gpt2tf[bench]')")
+            raise ModuleNotFoundError(f"No module named {', '.join(missing)} (pip install 'gpt2tf[bench]')")
 
 
 def _torch_device(device: str) -> str:

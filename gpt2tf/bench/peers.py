@@ -164,7 +164,7 @@ def installed(plan: Plan, folder: str) -> Plan:
                 peer.call("check")
                 there.append(name)
             except PeerError as reason:
-                log.info("%s is left out: %s", name, reason)
+                log.info("%s is left out: with %s, %s", name, plan.peer_python, reason)
     return dataclasses.replace(plan, peers=tuple(there))
 
 

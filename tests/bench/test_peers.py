@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import re
 import sys
 import time
 
@@ -134,7 +133,7 @@ def test_a_peer_that_fails_is_left_out_with_a_line_and_the_others_go_on(start, l
 def test_peers_that_are_not_installed_are_left_out(folder, log):
     found = peers.installed(plan.Plan(runs=3, peers=("good", "absent", "good")), folder)
     assert found == plan.Plan(runs=3, peers=("good",))
-    assert log.messages == ["absent is left out: no module of that name"]
+    assert log.messages == [f"absent is left out: with {sys.executable}, no module of that name"]
 
 
 def test_every_peer_has_an_engine_which_names_the_modules_that_it_lacks():
@@ -143,7 +142,7 @@ def test_every_peer_has_an_engine_which_names_the_modules_that_it_lacks():
     class Lacking(engines.Engine):
         modules = ("json", "nowhere", "elsewhere")
 
-    with pytest.raises(ModuleNotFoundError, match=f"{re.escape(sys.executable)} has no nowhere, elsewhere"):
+    with pytest.raises(ModuleNotFoundError, match="No module named nowhere, elsewhere"):
         Lacking("nowhere").check()
 
 

@@ -106,7 +106,7 @@ def test_peers_that_cannot_are_left_out_and_the_others_are_measured(beside_toys,
     assert samples.count([1]) == 2 * 2 * 3
     died = "its process ended by signal 6 and said: double-linked list"
     assert log.messages == [
-        "absent is left out: no module of that name",
+        f"absent is left out: with {sys.executable}, no module of that name",
         "unable is left out at float32, batch size 1: no such numbers",
         f"dying is left out at float32, batch size 1: {died}",
         "unable is left out at int8, batch size 2: no such numbers",
@@ -120,7 +120,7 @@ def test_a_program_that_is_no_python_leaves_the_peers_out(beside_toys, log, tmp_
     program.chmod(0o755)
     (row,) = beside_toys([Case(length=2)], runs=1, peers=("good",), peer_python=str(program))
     assert row.engine == "gpt2tf"
-    assert log.messages == ["good is left out: its process ended with exit code 3 and said: nothing"]
+    assert log.messages == [f"good is left out: with {program}, its process ended with exit code 3 and said: nothing"]
 
 
 def test_unknown_peers_are_refused_in_python_too():
