@@ -112,14 +112,14 @@ def from_workers(strategy: tf.distribute.Strategy, values) -> np.ndarray:
     values = np.asarray(values)[None]
     if strategy.cluster_resolver is None:
         return values
-    gathered = strategy.experimental_local_results(_gather_program(strategy)(tf.constant(values)))
+    gathered = strategy.experimental_local_results(_compiled_gather(strategy)(tf.constant(values)))
     devices = len(strategy.extended.worker_devices)  # of one worker; they all say the same
     return gathered[0].numpy()[::devices]
 
 
 @functools.lru_cache(maxsize=1)
-def _gather_program(strategy):
-    """As strategy.gather, which makes a new program for each call."""
+def _compiled_gather(strategy):
+    """As strategy.gather, which compiles anew for each call."""
 
     def gather(values):  # made here, so that it is on this device  -> [devices, ...]
         return tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)
