@@ -10,9 +10,9 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["gpt2tf", "gpt2tf.*", "encoder"]),
     package_data={"gpt2tf": ["models/*/*"], "encoder": ["encoder.json", "vocab.bpe"]},
-    install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
+    install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "urllib3", "tqdm"],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.6"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.6", "setuptools", "wheel"],
         "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],
         "gpu": ["tensorflow[and-cuda]>=2.16"],
     },

@@ -6,10 +6,10 @@ The names below are imported when they are first used, so that `import gpt2tf` c
 import importlib
 
 _HOMES = {
-    "GPT2": "gpt2tf.layers",
+    "GPT2": "gpt2tf.model",
     "Generator": "gpt2tf.generate",
     "HParams": "gpt2tf.hparams",
-    "cross_entropy": "gpt2tf.layers",
+    "cross_entropy": "gpt2tf.model",
     "find_model": "gpt2tf.locate",
     "load_model": "gpt2tf.checkpoint",
     "op_seeds": "gpt2tf.noise",

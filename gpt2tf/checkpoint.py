@@ -26,8 +26,8 @@ import tensorflow as tf
 import encoder
 from gpt2tf import names
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
-from gpt2tf.layers import GPT2
 from gpt2tf.locate import PREFIX, VOCABULARY_FILES, data_files, find_prefix
+from gpt2tf.model import GPT2
 
 CHECKPOINT_STATE = 'model_checkpoint_path: "{0}"\nall_model_checkpoint_paths: "{0}"\n'
 SCRATCH = ".saving-"  # starts the name of the folder in which a model is written before it takes its place

@@ -1,12 +1,20 @@
-"""What may be asked of the sampler, checked in Python before anything is loaded or computed.
+"""Checks of arguments, made in Python before anything is loaded or computed.
 
-The original checked one bound (src/generate_unconditional_samples.py:53-54) and left the rest to the
-graph, which failed after minutes, or under XLA would not fail at all and print arbitrary text.
+The original checked one bound (src/generate_unconditional_samples.py:53-54) and left the rest to the graph, which
+failed after minutes, or under XLA would not fail at all and print arbitrary text.
+
+A `Check` takes the name of an argument and its value, and returns the value; it raises ValueError with the name, the
+value and what it must be. `at_least`, `above`, `between` and `one_of` make checks; NaN passes none of them.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+Check = Callable[[str, Any], Any]
 
 # Below this, logits of a usual size divided by it reach -1e10, the value of a filtered logit.
 MIN_TEMPERATURE = 1e-5
@@ -18,55 +26,82 @@ MAX_INT32 = 2**31 - 1  # what TensorFlow takes for a size
 MAX_SEED = 2**32 - 1  # numpy.random.seed's, which the original called
 
 
+def _check(holds: Callable[[Any], bool], requirement: str) -> Check:
+    def check(name, value):
+        if not holds(value):
+            shown = repr(value) if isinstance(value, str) else value
+            raise ValueError(f"{name} is {shown}; it must be {requirement}")
+        return value
+
+    return check
+
+
+def at_least(least, most=math.inf, notes: Mapping | None = None) -> Check:
+    """`least` or more. most: a limit far above any use, named only to those who exceed it; notes: as for `between`."""
+    or_more = _check(lambda value: value >= least, f"{_words(least, notes)} or more")
+    bounded = between(least, most, notes)
+    return lambda name, value: bounded(name, or_more(name, value))
+
+
+def above(bound, most=math.inf) -> Check:
+    """More than the bound. most: as for `at_least`."""
+    more = _check(lambda value: value > bound, f"above {bound}")
+    bounded = _check(lambda value: value <= most, f"above {bound} and at most {most}")
+    return lambda name, value: bounded(name, more(name, value))
+
+
+def between(least, most, notes: Mapping | None = None) -> Check:
+    """From least to most, both included. notes: what a bound means, such as {0: "off"}."""
+    requirement = f"from {_words(least, notes)} to {_words(most, notes)}"
+    return _check(lambda value: least <= value <= most, requirement)
+
+
+def _words(bound, notes) -> str:
+    return f"{bound} ({notes[bound]})" if notes and bound in notes else str(bound)
+
+
+def one_of(values: Collection[str]) -> Check:
+    """One of some words."""
+    return _check(lambda value: value in values, f"one of {', '.join(values)}")
+
+
+fraction: Check = _check(lambda value: 0 <= value < 1, "from 0 to below 1")
+
+
 def check_length(length: int) -> int:
     """Number of tokens to sample: 0 or more."""
-    if length < 0:
-        raise ValueError(f"length is {length}; it must be 0 or more")
-    return length
+    return at_least(0)("length", length)
 
 
 def check_batch_size(batch_size: int) -> int:
     """Number of samples to make at a time: 1 or more."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
-    return batch_size
+    return at_least(1)("batch_size", batch_size)
 
 
 def check_nsamples(nsamples: int) -> int:
     """Number of samples to make for each prompt: 0 (without end) or more."""
-    if nsamples < 0:
-        raise ValueError(f"nsamples is {nsamples}; it must be 0 (without end) or more")
-    return nsamples
+    return at_least(0, notes={0: "without end"})("nsamples", nsamples)
 
 
 def check_seed(seed: int) -> int:
     """What `numpy.random.seed` takes."""
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
-    return seed
+    return between(0, MAX_SEED)("seed", seed)
 
 
 def check_temperature(temperature: float) -> float:
     """0 (arg-max) or a number from MIN_TEMPERATURE to MAX_TEMPERATURE."""
-    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
-        raise ValueError(
-            f"temperature is {temperature}; it must be 0 (arg-max) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:.0e}"
-        )
-    return temperature
+    requirement = f"0 (arg-max) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:.0e}"
+    return _check(lambda t: t == 0 or MIN_TEMPERATURE <= t <= MAX_TEMPERATURE, requirement)("temperature", temperature)
 
 
 def check_top_k(top_k: int) -> int:
     """0 (off) or the number of logits to keep; more than the vocabulary is off too."""
-    if not 0 <= top_k <= MAX_INT32:
-        raise ValueError(f"top_k is {top_k}; it must be from 0 (off) to {MAX_INT32}")
-    return top_k
+    return between(0, MAX_INT32, {0: "off"})("top_k", top_k)
 
 
 def check_top_p(top_p: float) -> float:
     """The share of probability to keep, 0 (the likeliest token alone) to 1 (off)."""
-    if not 0 <= top_p <= 1:
-        raise ValueError(f"top_p is {top_p}; it must be from 0 to 1 (off)")
-    return top_p
+    return between(0, 1, {1: "off"})("top_p", top_p)
 
 
 def check_window(n_ctx: int, n_prompt: int, length: int) -> None:

@@ -1,7 +1,6 @@
-"""Who is who among several machines: the environment variable TF_CONFIG, read before TensorFlow is.
+"""The workers of several machines: the environment variable TF_CONFIG, read before TensorFlow is imported.
 
-There is nothing like it in openai/gpt-2. The variable is TensorFlow's own; what it makes of a wrong one is a wait
-without end, so all of it is checked here.
+The variable is TensorFlow's own. With a wrong one TensorFlow waits without end, so all of it is checked here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PAUSE_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers that compute together. number: of this one; the chief, who writes files and prints, is 0."""
+    """The workers that compute together. number: of this one; the chief, which writes files and prints, is 0."""
 
     addresses: tuple[str, ...]  # host:port of each
     number: int
@@ -69,7 +68,7 @@ def _listens(address: str) -> bool:
 
 
 def read_cluster() -> Cluster:
-    """The cluster of TF_CONFIG. Raises ValueError that says what is wrong with it."""
+    """The cluster of TF_CONFIG. Raises ValueError with what is wrong with it."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         raise ValueError(f"multiworker needs the environment variable TF_CONFIG, such as {EXAMPLE}")

@@ -18,7 +18,11 @@ import sys
 import time
 
 import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import ChunkedEncodingError
 from tqdm import tqdm
+from urllib3 import Retry
+from urllib3.exceptions import MaxRetryError
 
 from gpt2tf import names
 from gpt2tf.files import locked
@@ -45,9 +49,11 @@ OTHER_NAMES = FORMER_NAMES | {"335M": "355M", "1.5B": "1558M", "1.5GB": "1558M",
 OTHER_NAMES |= {"GPT2": "124M", "GPT2-MEDIUM": "355M", "GPT2-LARGE": "774M", "GPT2-XL": "1558M"}
 
 CHUNK = 1 << 16  # bytes; at most this much is lost when a connection breaks
-LONGEST_PAUSE = 60  # seconds
+TIMEOUT = 30  # seconds to wait for a connection, and for the next byte
+RETRIES = 5  # how often in a row a request is repeated that brings no new byte
+BACKOFF, LONGEST_PAUSE = 1, 60  # seconds before the first of them, doubled each time, and before any
+PASSING = {408, 429, *range(500, 600)}  # HTTP statuses with which the same request may succeed in a while
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|\?xml|error)\b", re.IGNORECASE)
-PASSING_ERRORS = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 TRY_AGAIN = "try again, or name a mirror with --base_url"
 
 log = logging.getLogger("gpt2tf")
@@ -57,15 +63,32 @@ class DownloadError(OSError):
     """A model could not be fetched; the message says from where, why, and what to do."""
 
 
+class _Retry(Retry):
+    """urllib3's retries, each announced, with pauses of at most LONGEST_PAUSE; none for certificates."""
+
+    def increment(self, method=None, url=None, response=None, error=None, _pool=None, _stacktrace=None):
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # the next one will not be trusted either
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+    def sleep(self, response=None):
+        failed = self.history[-1]
+        pause = BACKOFF * 2 ** (len(self.history) - 1)
+        if response:
+            pause = self.get_retry_after(response) or pause
+        pause = min(pause, LONGEST_PAUSE)
+        cause = _explain(failed.error) if failed.error else f"HTTP {response.status} {response.reason}"
+        log.warning("%s: %s; trying again in %g s", failed.url, cause, pause)
+        time.sleep(pause)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Job:
     model_name: str
     folder: str
     base_url: str
     session: requests.Session
-    timeout: float
-    retries: int
-    backoff: float
+    retry: _Retry
     progress: bool
 
     def url(self, name: str) -> str:
@@ -100,16 +123,11 @@ def download_model(
     models_dir: str | os.PathLike = "models",
     base_url: str = BASE_URL,
     *,
-    timeout: float = 30.0,
-    retries: int = 5,
-    backoff: float = 1.0,
     progress: bool = True,
 ) -> str:
     """Make `models_dir/model_name` a complete, verified copy of a published model; return that path.
 
-    base_url: where `<model_name>/<file>` is found. timeout: seconds to wait for a connection, and for the
-    next byte. retries: how often in a row a request may be repeated without a new byte; backoff: seconds
-    before the first of them, doubled each time. progress: a bar for each file, if stderr is a terminal.
+    base_url: where `<model_name>/<file>` is found. progress: a bar for each file, if stderr is a terminal.
     HTTPS_PROXY, NO_PROXY and REQUESTS_CA_BUNDLE count. Files that are there and whole are left alone, others
     are replaced. What an interrupted call fetched stays in `.download`, and the next one goes on from it.
     A call waits for another one on the same folder, except on Windows: do not run two there.
@@ -126,8 +144,11 @@ def download_model(
     def busy():
         log.warning("another process is downloading into %s; waiting for it", folder)
 
+    retry = _Retry(RETRIES, status_forcelist=PASSING, raise_on_status=False)
     with locked(folder, busy), requests.Session() as session:
-        job = _Job(model_name, folder, base_url, session, timeout, retries, backoff, progress)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, HTTPAdapter(max_retries=retry))
+        job = _Job(model_name, folder, base_url, session, retry, progress)
         for group in [group for group in GROUPS if not _is_complete(job, group)]:
             _obtain(job, group)
         shutil.rmtree(job.part(""), ignore_errors=True)
@@ -209,35 +230,34 @@ def _fetch(job: _Job, name: str) -> None:
     """Bring a temporary file to its full length, in as many requests as that takes. Raises ValueError where
     the server's file is not the published one; DownloadError as `download_model`.
     """
-    part, url, failures = job.part(name), job.url(name), 0
+    part, url, retry = job.part(name), job.url(name), job.retry
     open(part, "ab").close()
     furthest = os.path.getsize(part)
-    with tqdm(desc=f"Fetching {name}", unit="B", unit_scale=True, disable=None if job.progress else True) as bar:
-        while True:
-            try:
-                return _request(job, name, bar)
-            except requests.RequestException as error:
-                failures = failures + 1 if os.path.getsize(part) <= furthest else 0
-                furthest = max(furthest, os.path.getsize(part))
-                if failures > job.retries or not _may_pass(error):
-                    refused = error.response is not None and error.response.status_code < 500
-                    remedy = "check the address that --base_url names" if refused else TRY_AGAIN
-                    raise DownloadError(f"{url}: {_explain(error)}; {remedy}") from error
-                pause = min(job.backoff * 2 ** max(0, failures - 1), LONGEST_PAUSE)
-                log.warning("%s: %s; trying again in %g s", url, _explain(error), pause)
-                time.sleep(pause)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                raise DownloadError(f"the disk is full: make room and try again ({part} is kept)") from error
+    try:
+        with tqdm(desc=f"Fetching {name}", unit="B", unit_scale=True, disable=None if job.progress else True) as bar:
+            while broken := _request(job, name, bar):
+                if os.path.getsize(part) > furthest:
+                    furthest, retry = os.path.getsize(part), job.retry
+                retry = retry.increment("GET", url, error=broken)
+                retry.sleep()
+    except MaxRetryError as error:
+        raise DownloadError(f"{url}: {_explain(error.reason)}; {TRY_AGAIN}") from error
+    except requests.RequestException as error:
+        refused = error.response is not None and error.response.status_code < 500
+        remedy = "check the address that --base_url names" if refused else TRY_AGAIN
+        raise DownloadError(f"{url}: {_explain(error)}; {remedy}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DownloadError(f"the disk is full: make room and try again ({part} is kept)") from error
 
 
-def _request(job: _Job, name: str, bar: tqdm) -> None:
-    """One request for what a temporary file lacks, and the writing of the answer."""
+def _request(job: _Job, name: str, bar: tqdm) -> Exception | None:
+    """Ask for what a temporary file lacks, and write the answer. Returns what broke it off, if anything did."""
     part, size = job.part(name), known_size(job.model_name, name)
     have, version = os.path.getsize(part), None
     if have == size:
-        return
+        return None
     with contextlib.suppress(FileNotFoundError), open(f"{part}.version", encoding="latin-1") as file:
         version = file.read()
     if version is None or have > (size or have):
@@ -245,7 +265,7 @@ def _request(job: _Job, name: str, bar: tqdm) -> None:
     headers = {"Accept-Encoding": "identity"}  # a compressed body has other lengths and ranges than the file
     if have:
         headers |= {"Range": f"bytes={have}-"} | ({"If-Range": version} if version else {})
-    with job.session.get(job.url(name), headers=headers, stream=True, timeout=job.timeout) as response:
+    with job.session.get(job.url(name), headers=headers, stream=True, timeout=TIMEOUT) as response:
         start, total, served = _extent(response)
         if start and (start != have or version and served not in ("", version)):
             os.truncate(part, 0)  # it is no beginning of the server's file
@@ -254,7 +274,11 @@ def _request(job: _Job, name: str, bar: tqdm) -> None:
             os.truncate(part, 0)
             with open(f"{part}.version", "w", encoding="latin-1") as file:
                 file.write(served)
-        _save(job, name, response, start, total, bar)
+        try:
+            _save(job, name, response, start, total, bar)
+        except (requests.ConnectionError, ChunkedEncodingError) as broken:
+            return broken
+    return None
 
 
 def _extent(response: requests.Response) -> tuple[int, int | None, str]:
@@ -302,15 +326,8 @@ def _save(job: _Job, name: str, response: requests.Response, start: int, total: 
         raise requests.ConnectionError(f"the connection ended after {have:,} of {total:,} bytes")
 
 
-def _may_pass(error: requests.RequestException) -> bool:
-    """Whether the same request may succeed in a while."""
-    if error.response is not None:
-        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
-    return isinstance(error, PASSING_ERRORS) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
-
-
 def _explain(error: requests.RequestException) -> str:
-    """What went wrong, and the variable that it hangs on."""
+    """The cause of an error, and the environment variable to check where there is one."""
     cause = error.args[0] if error.args else error
     cause = getattr(cause, "reason", cause)  # what urllib3 wraps into "Max retries exceeded with url"
     cause = cause.args[0] if len(getattr(cause, "args", ())) > 1 else cause  # (its words, another exception)

@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
+from typing import TextIO
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +24,16 @@ def clean(raw: bytes | str) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: str | None):
-    """The file to print to: stdout, or `path`, which gets its new content whole, at the end or by Ctrl-C."""
+def opened(path: str | None, stdout: TextIO):
+    """The file to print to: stdout (None or "-"), or `path`, which gets its new content whole, at the end or by Ctrl-C.
+
+    Raises OSError that names the file; for a closed stdout as well.
+    """
     if path in (None, "-"):
-        if not sys.stdout.writable():
+        if not stdout.writable():
             raise OSError("stdout is closed; name a file with --output")
         with naming("stdout"):
-            yield sys.stdout
+            yield stdout
         return
     stream = _stream_at(path)
     if stream is not None or (os.path.exists(path) and not os.path.isfile(path)):  # a pipe or a device, say
@@ -71,7 +74,7 @@ def _stream_at(path: str) -> int | None:
 
 @contextlib.contextmanager
 def naming(name: str, part: str | None = None):
-    """Puts a name on an error of the system that names no file, as those of reading and writing, or names `part`."""
+    """Puts `name` on an OSError that names no file, as those of reading and writing do, or that names `part`."""
     try:
         yield
     except OSError as error:
@@ -82,7 +85,7 @@ def naming(name: str, part: str | None = None):
 
 @contextlib.contextmanager
 def replacing(target: str):
-    """A binary file that becomes `target` when all is written, and else disappears."""
+    """A binary file that becomes `target` when all is written, and disappears if that fails."""
     part = f"{target}.{os.getpid()}.part"
     with naming(target, part):
         try:
@@ -98,10 +101,10 @@ def replacing(target: str):
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, busy: Callable[[], object]):
-    """Keeps other processes that ask for this folder out of it, until this one ends, however it does.
+    """Locks a folder against other processes that lock it, until the block or the process ends.
 
-    busy: called where another one has it; when it returns, and raises nothing, the lock is waited for. Without effect
-    where the system or the file system has no such locks.
+    busy: called where another process holds the lock; raises, or returns to wait for it. Does nothing on Windows and
+    on file systems without locks.
     """
     try:
         import fcntl

@@ -1,18 +1,17 @@
-"""Generation as compiled programs: the prompt in one, the token loop in another, no Python between tokens.
+"""`Generator`: generation as two compiled functions, prefill and the token loop, with no Python between the tokens.
 
 Mirrors openai/gpt-2 src/sample.py:43-95 and agrees with `gpt2tf.sample`, which is there to be read. Differences:
-the cache is preallocated, prompts may have different lengths, everything but a few sizes is an argument
-of the program and not a part of it, and a row ends at a stop token.
+the cache is preallocated, prompts may have different lengths, everything but a few sizes is an argument of what is
+compiled and not a part of it, and a row ends at a stop token.
 
-Sizes that make a new program: the number of rows, the prompt's bucket (PROMPT_BUCKETS) and the cache's
-(CACHE_STEP). A prompt goes through the first program but for its last token, with which the loop begins: so
-only the loop has logits and a choice, and a prompt of one token needs no other program. Rows are padded on the
-right to the bucket; what the loop runs through goes to the slots behind the longest prompt, the same for every row,
-and the gap of a shorter one is masked. Positions are counted by row, without the gap.
+Sizes that make another compilation: the number of rows, the prompt's bucket (PROMPT_BUCKETS) and the cache's
+(CACHE_STEP). Prefill takes the prompts without their last tokens, with which the loop begins: so only the loop has
+logits and a choice, and a prompt of one token needs no prefill. Rows are padded on the right to the bucket. The loop's
+tokens go to the cache positions behind the longest prompt, the same for every row, and the gap of a shorter prompt is
+masked. Positions of the embedding are counted by row, without the gap.
 
-To start sooner, the programs compile on the memory that the weights are read into at the same time: on a CPU tensors
-are made of it without a copy. Also tried on two cores with 124M: XLA's persistent cache, by which the first call of a
-second process takes 0.85 s in place of 2.1. It needs TF_XLA_FLAGS and a folder of the user's to write to. Not set.
+To start sooner, both are compiled on the memory that the weights are read into at the same time: on a CPU tensors are
+made of it without a copy.
 """
 
 from __future__ import annotations
@@ -21,23 +20,39 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from gpt2tf import checks
 from gpt2tf.checkpoint import load_weights
-from gpt2tf.decode.choose import choose_token
-from gpt2tf.decode.network import Packed
+from gpt2tf.decode.choose import Options, choose_token
+from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import allocate, as_tensors, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
-from gpt2tf.layers import GPT2
+from gpt2tf.model import GPT2
 from gpt2tf.noise import RandomStream, fresh_seed
 
 PROMPT_BUCKETS = (0, 16, 64, 128, 256, 512, 768, 1024)
-CACHE_STEP = 256  # the cache has a multiple of this many slots
+CACHE_STEP = 256  # the cache has a multiple of this many positions
 NO_STOP = -1
+
+
+class Prompts(NamedTuple):
+    """Prompts without their last tokens."""
+
+    tokens: np.ndarray  # [batch, bucket] int32, padded on the right
+    lengths: np.ndarray  # [batch] int32
+
+
+class State(NamedTuple):
+    """What the token loop goes on from."""
+
+    token: tf.Tensor  # [batch] int32, the last one of each row, not in the cache yet
+    done: tf.Tensor  # [batch] bool, whether it has met the stop token
+    cache: tuple[tf.Tensor, tf.Tensor]  # as of Network.empty_cache
 
 
 class Generator:
@@ -65,14 +80,14 @@ class Generator:
         else:
             self.hparams, weights = load_weights(model)
         self._device = device
-        self._prompt_program = tf.function(self._prompt, jit_compile=jit_compile, autograph=False)
-        self._token_program = tf.function(self._tokens, jit_compile=jit_compile, autograph=False)
-        self._dtype, self._ops, self._making = dtype, Ops(jit_compile), threading.Lock()
+        self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
+        self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)
+        self._ops, self._making = Ops(jit_compile), threading.Lock()
         self._streams = streams_for(first[0] if first else 1)
         self._arrays = allocate(self.hparams, dtype, self._streams)
-        self._nets: dict[int, Packed] = {}  # by the streams of their layout
+        self._networks: dict[int, Network] = {}  # by the streams of their layout
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            filled = pool.submit(fill, self._arrays, weights, self.hparams, dtype)
+            filled = pool.submit(fill, self._arrays, weights, self.hparams)
             if tf.config.get_visible_devices("GPU"):  # where tensors are copies
                 filled.result()
             if first:
@@ -80,21 +95,19 @@ class Generator:
             filled.result()
 
     @property
-    def programs(self) -> int:
-        """How many programs have been made so far; another seed, temperature, top_k, top_p or stop makes none."""
-        return sum(f.experimental_get_tracing_count() for f in (self._prompt_program, self._token_program))
+    def compilations(self) -> int:
+        """How many functions were compiled so far, of the sizes that came up."""
+        return sum(function.experimental_get_tracing_count() for function in (self._prefill, self._decode))
 
     def compile(self, batch_size: int, n_prompt: int, length: int) -> None:
-        """Make the programs for batch_size prompts of up to n_prompt tokens, so that such a call starts at once.
+        """Compile for batch_size prompts of up to n_prompt tokens, so that such a call starts at once.
 
-        They run through no layer and no step: the weights need not be there yet.
+        It runs through no layer and makes no token: the weights need not be there yet.
         """
-        tokens, lengths, last = self._padded([[0] * n_prompt] * batch_size, length)
-        if not length:
-            return
-        noise, cache = self._begin(tokens, np.zeros([length, batch_size]), n_layer=0)
-        done, options = np.zeros([batch_size], bool), _options(1, 0, 1)
-        self._loop(last, done, lengths, lengths.max(), (0, 0), noise, NO_STOP, options, cache)
+        prompts, last = self._padded([[0] * n_prompt] * batch_size, length)
+        if length:
+            noise, state = self._begin(prompts, last, np.zeros([length, batch_size]), n_layer=0)
+            self._steps(state, prompts.lengths, (0, 0), noise, (NO_STOP, Options.of()))
 
     def generate(self, prompts: Sequence[Sequence[int]], length: int, **options) -> list[np.ndarray]:
         """Sample `length` tokens after each of the prompts.
@@ -131,30 +144,27 @@ class Generator:
             raise ValueError(f"chunk is {chunk}; it must be 1 or more")
         if stop is not None:
             checks.check_tokens(np.asarray(stop), self.hparams.n_vocab)
-        tokens, lengths, last = self._padded(prompts, length)
+        prompts, last = self._padded(prompts, length)
         if noise is None:
             seed = fresh_seed() if seed is None else seed
-            noise = RandomStream(seed, self.hparams.n_layer, True, temperature, top_k).noise(length, len(tokens))
-        noise = checks.check_noise(np.asarray(noise, np.float64), length, len(tokens))
-        options = _options(temperature, top_k, top_p)
-        return self._chunks(tokens, lengths, last, noise, NO_STOP if stop is None else stop, options, chunk)
+            noise = RandomStream(seed, self.hparams.n_layer, True, temperature, top_k).noise(length, len(last))
+        noise = checks.check_noise(np.asarray(noise, np.float64), length, len(last))
+        ends = NO_STOP if stop is None else stop, Options.of(temperature, top_k, top_p)
+        return self._chunks(prompts, last, noise, ends, chunk)
 
-    def _net(self, batch: int) -> Packed:
+    def _network(self, batch: int) -> Network:
         """The network in the layout for so many rows. A second layout takes the memory of another copy."""
-        with self._making, tf.init_scope(), tf.device(self._device):  # tensors of no program, whichever is being traced
+        with self._making, tf.init_scope(), tf.device(self._device):  # tensors of no graph, whichever is being traced
             streams = streams_for(batch)
-            if streams not in self._nets:
+            if streams not in self._networks:
                 arrays = self._arrays if streams == self._streams else in_streams(self._arrays, streams)
-                if not self._nets:  # nothing is in the other layout yet, which is not kept
+                if not self._networks:  # nothing is in the other layout yet, which is not kept
                     self._arrays, self._streams = arrays, streams
-                self._nets[streams] = Packed(as_tensors(arrays, self._dtype), self.hparams, self._ops)
-            return self._nets[streams]
+                self._networks[streams] = Network(as_tensors(arrays), self.hparams, self._ops)
+            return self._networks[streams]
 
-    def _padded(self, prompts, length):
-        """The prompts without their last tokens, [batch, bucket], how long they are, and the last tokens, [batch] both.
-
-        Raises ValueError for what does not fit.
-        """
+    def _padded(self, prompts, length: int) -> tuple[Prompts, np.ndarray]:
+        """The prompts, and their last tokens, [batch] int32. Raises ValueError for what does not fit."""
         rows = [np.asarray(prompt) for prompt in prompts]
         if not rows:
             raise ValueError("there are no prompts; give at least one")
@@ -168,82 +178,70 @@ class Generator:
         tokens = np.zeros([len(rows), min([self.hparams.n_ctx, *buckets])], np.int32)
         for padded, row in zip(tokens, rows, strict=True):
             padded[: len(row) - 1] = row[:-1]
-        return tokens, lengths, np.array([row[-1] for row in rows], np.int32)
+        return Prompts(tokens, lengths), np.array([row[-1] for row in rows], np.int32)
 
-    def _chunks(self, tokens, lengths, token, noise, stop, options, chunk):
-        """Yields lists of [steps] int32, one for each row."""
-        length, width = len(noise), lengths.max()
-        noise, cache = self._begin(tokens, noise, self.hparams.n_layer)
-        done, step = np.zeros([len(tokens)], bool), 0
+    def _chunks(self, prompts: Prompts, last, noise, ends, chunk: int):
+        """Yields lists of [steps] int32, one for each row. ends: (stop token, options of the choice)"""
+        length = len(noise)
+        noise, state = self._begin(prompts, last, noise, self.hparams.n_layer)
+        done, step = np.zeros([len(last)], bool), 0
         while step < length and not done.all():
             bounds = step, min(length, step + chunk)
-            made, end, finite, token, cache = self._loop(
-                token, done, lengths, width, bounds, noise, stop, options, cache
-            )
+            made, end, finite, token, cache = self._steps(state, prompts.lengths, bounds, noise, ends)
             if not finite:
                 raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
             made = made.numpy()[step : int(end)]  # [steps, batch]
-            step, stops = int(end), made == stop
+            step, stops = int(end), made == ends[0]
             before = np.cumsum(stops, axis=0) - stops  # [steps, batch], stops of the row before each token
             yield [column[(count == 0) & ~over] for column, count, over in zip(made.T, before.T, done, strict=True)]
             done |= stops.any(axis=0)
+            state = State(token, done, cache)
 
-    def _begin(self, tokens, noise, n_layer: int):
-        """tokens: [batch, bucket], noise: [length, batch] -> (noise [slots, batch], cache after the prompts)"""
-        batch, bucket = tokens.shape
+    def _begin(self, prompts: Prompts, last, noise, n_layer: int):
+        """noise: [length, batch] -> (noise with a row for each cache position, the state after the prompts)"""
+        batch, bucket = prompts.tokens.shape
         length = len(noise)
-        # The longest prompt and the length never need more than n_ctx slots.
+        # The longest prompt and the length never need more than n_ctx positions.
         src = -(-min(bucket + length, self.hparams.n_ctx) // CACHE_STEP) * CACHE_STEP
-        room = np.zeros([src, batch])  # [slots, batch], one size for all lengths that fit a cache
+        room = np.zeros([src, batch])  # [src, batch], one size for all lengths that fit a cache
         room[:length] = noise
         with tf.device(self._device):
             if bucket and length:
-                cache = self._prompt_program(tf.constant(tokens), src, tf.constant(n_layer))
+                cache = self._prefill(tf.constant(prompts.tokens), src, tf.constant(n_layer))
             else:  # prompts of one token, and nothing in front of it
-                cache = self._net(batch).empty_cache(batch, src)
-        return room, cache
+                cache = self._network(batch).empty_cache(batch, src)
+        return room, State(last, np.zeros([batch], bool), cache)
 
-    def _loop(self, token, done, lengths, width, bounds, noise, stop, options, cache):
-        """`_tokens`, called with arrays and numbers, which as tensors become no part of the program."""
-        arguments = (token, done, lengths, width, *bounds, noise, stop)
+    def _steps(self, state: State, lengths, bounds, noise, ends):
+        """`_token_loop`, called with arrays and numbers, which as tensors are no part of what is compiled."""
         with tf.device(self._device):
-            return self._token_program(*map(tf.constant, arguments), options, cache)
+            return self._decode(*tf.nest.map_structure(tf.convert_to_tensor, (state, lengths, bounds, noise, ends)))
 
-    def _prompt(self, tokens, src: int, n_layer):
-        """tokens: [batch, seq] -> the cache of src slots"""
-        return self._net(tokens.shape[0]).prompt_pass(tokens, src, n_layer)[1]
+    def _fill_cache(self, tokens, src: int, n_layer):
+        """tokens: [batch, seq] -> the cache of src positions"""
+        return self._network(tokens.shape[0]).prefill(tokens, src, n_layer)[1]
 
-    def _tokens(self, token, done, lengths, width, first, last, noise, stop, options, cache):
-        """Steps first to last of the loop; each runs one token through the network and chooses the next.
+    def _token_loop(self, state: State, lengths, bounds, noise, ends):
+        """The steps from bounds[0] to bounds[1]; each runs one token through the network and chooses the next.
 
-        token: [batch], the last ones; done: [batch]; lengths: [batch], of the prompts in the cache, which take the
-        first of width slots; noise: [slots, batch]
-        -> (tokens [slots, batch], made from first to end; end; whether all logits were finite; token; cache)
+        lengths: [batch], of the prompts, which have the first cache positions up to the longest; noise: [src, batch]
+        -> (tokens [src, batch], made from the first step to end; end; whether all logits were finite; token; cache)
         """
-        slots, net = tf.range(noise.shape[0]), self._net(token.shape[0])
+        src, network, n_vocab = tf.range(noise.shape[0]), self._network(noise.shape[1]), self.hparams.n_vocab
+        (first, last), (stop, options), width = bounds, ends, tf.reduce_max(lengths)
 
         def body(step, token, done, finite, out, *cache):
-            slot = width + step
-            seen = (slots < lengths[:, None]) | ((slots >= width) & (slots <= slot))  # [batch, slots]
-            logits, cache = net.token_pass(token, lengths + step, slot, tf.cast(seen, tf.float32), cache)
-            token, fine = self._choose(logits, noise[step], options)
-            out = net.ops.update(out, token[None], [step, 0])
+            place = width + step
+            seen = (src < lengths[:, None]) | ((src >= width) & (src <= place))  # [batch, src]
+            logits, cache = network.decode_step(token, lengths + step, place, tf.cast(seen, tf.float32), cache)
+            token, fine = choose_token(self._ops, logits, noise[step], n_vocab, options)
+            out = self._ops.update(out, token[None], [step, 0])
             return (step + 1, token, done | (token == stop), finite & fine, out, *cache)
 
-        end, token, done, finite, out, *cache = tf.while_loop(
+        out = tf.zeros(noise.shape, tf.int32)  # [src, batch]
+        end, token, _, finite, out, *cache = tf.while_loop(
             lambda step, token, done, finite, *_: (step < last) & finite & ~tf.reduce_all(done),
             body,
-            (first, token, done, True, tf.zeros(noise.shape, tf.int32), *cache),
+            (first, state.token, state.done, True, out, *state.cache),
         )
         return out, end, finite, token, tuple(cache)
-
-    def _choose(self, logits, u, options):
-        return choose_token(self._ops, logits, u, n_vocab=self.hparams.n_vocab, **options)
-
-
-def _options(temperature, top_k, top_p):
-    return {
-        "temperature": tf.constant(temperature, tf.float32),
-        "top_k": tf.constant(top_k, tf.int32),
-        "top_p": tf.constant(top_p, tf.float32),
-    }

@@ -1,23 +1,41 @@
-"""The network, in the original's order and with its words.
+"""GPT-2 as Keras layers, in the order and with the words of openai/gpt-2 src/model.py: to be read beside it.
 
-Mirrors the arithmetic of openai/gpt-2 src/model.py:16-174, as functions of tensors. The variables are held by
-`gpt2tf.layers` and, for generation, by `gpt2tf.decode.network`, which both call these functions. Difference:
-softmax, norm and attention weights are computed in float32 when the stream is narrower (in float32 nothing changes).
+First the functions of tensors, which `gpt2tf.decode` calls too, then a layer for each variable scope of the original:
+`v.path` is the variable's name in the released checkpoints. Differences: softmax, norm and attention weights are
+computed in float32 when the stream is narrower; a sequence longer than the window is refused in Python, where XLA and
+GPUs would have clamped the position in silence; training has dropout in the places where GPT-2 was trained with it.
 
-Axis words of the project: batch, seq (positions), dst and src (positions that attend and are
-attended to), heads, features (n_embd), head_features (n_embd // n_head), layer, vocab.
+Axis words of the project: batch, seq (positions), dst and src (positions that attend and are attended to), heads,
+features (n_embd), head_features (n_embd // n_head), layer, vocab.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import zlib
+from collections.abc import Callable
 
+import keras
 import tensorflow as tf
 
 from gpt2tf.hparams import HParams
+from gpt2tf.train.dropout import Rates, dropout, keys_at, row_keys
+from gpt2tf.train.recompute import recomputed
 
 NORM_EPSILON = 1e-5  # openai/gpt-2 src/model.py:28
 MASKED = 1e10  # openai/gpt-2 src/model.py:88; subtracted from the attention weights to be masked
+WPE_STDDEV = 0.01  # openai/gpt-2 src/model.py:153
+WTE_STDDEV = W_STDDEV = 0.02  # openai/gpt-2 src/model.py:155 and :50; no 1/sqrt(n_layer) anywhere
+
+InitialValue = Callable[[str, tuple[int, ...]], tf.Tensor]
+
+
+def shape_list(x):
+    """The shape as Python ints where they are known and scalars of the graph where they are not."""
+    if None not in x.shape:
+        return list(x.shape)
+    return [known or size for known, size in zip(x.shape, tf.unstack(tf.shape(x)), strict=True)]
 
 
 def softmax(x):
@@ -44,7 +62,7 @@ def norm(x, g, b):
     return tf.cast(wide * tf.cast(g, tf.float32) + tf.cast(b, tf.float32), x.dtype)
 
 
-def split_heads(x, n_head):
+def split_heads(x, n_head: int):
     """[batch, seq, features] -> [batch, heads, seq, head_features]"""
     batch, seq, features = shape_list(x)
     x = tf.reshape(x, [batch, seq, n_head, features // n_head])  # [batch, seq, heads, head_features]
@@ -87,24 +105,19 @@ def attn_weights(w, mask, head_features: int):
     return softmax(mask_attn_weights(w, mask))
 
 
-def multihead_attn(q, k, v, mask, drop=lambda w: w):
-    """q: [batch, heads, dst, head_features]; k, v: [batch, heads, src, head_features]; mask: [dst, src]; drop: what
-    training does to the weights
+def multihead_attn(q, k, v, rate: float = 0.0, dropout_keys=None):
+    """q: [batch, heads, dst, head_features], of the last positions; k, v: [batch, heads, src, head_features]
 
-    -> [batch, heads, dst, head_features], in the dtype of v.
+    rate, dropout_keys: of the dropout of the weights. -> [batch, heads, dst, head_features], in the dtype of v.
     """
-    w = drop(attn_weights(tf.matmul(q, k, transpose_b=True), mask, v.shape[-1]))  # [batch, heads, dst, src]
+    mask = attention_mask(shape_list(q)[-2], shape_list(k)[-2])  # [dst, src]
+    w = attn_weights(tf.matmul(q, k, transpose_b=True), mask, v.shape[-1])  # [batch, heads, dst, src]
+    w = dropout(w, rate, dropout_keys)
     return tf.matmul(tf.cast(w, v.dtype), v)  # [batch, heads, dst, head_features]
 
 
-def attn(x, c_attn, attend, c_proj):
-    """c_attn, c_proj: layers; attend: [..., 3 * features] -> ([..., features], present). Returns (x, present)."""
-    a, present = attend(c_attn(x))
-    return c_proj(a), present
-
-
 def mlp(x, c_fc, c_proj):
-    """c_fc, c_proj: layers, to four times the features and back."""
+    """c_fc, c_proj: functions of a stream, to four times the features and back."""
     return c_proj(gelu(c_fc(x)))
 
 
@@ -119,12 +132,9 @@ def block(x, ln_1, attn, ln_2, mlp):
     return x + m, present
 
 
-def cross_entropy(targets, logits):
-    """How unlikely each target was, in nats; as a Keras loss it is averaged over all of them.
-
-    targets: [batch, seq] ids, of which Keras makes floats; logits: [batch, seq, vocab] -> [batch, seq] float32
-    """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(targets, tf.int32), tf.cast(logits, tf.float32))
+def past_shape(hparams: HParams, batch_size=None, sequence=None):
+    """Shape of `past` and `present`: [batch, layer, 2 (key, value), heads, seq, head_features]."""
+    return [batch_size, hparams.n_layer, 2, hparams.n_head, sequence, hparams.n_embd // hparams.n_head]
 
 
 def positions_for(tokens, past_length):
@@ -133,13 +143,256 @@ def positions_for(tokens, past_length):
     return tf.tile((past_length + tf.range(seq))[None, :], [batch, 1])  # [batch, seq]
 
 
-def past_shape(hparams: HParams, batch_size=None, sequence=None):
-    """Shape of `past` and `present`: [batch, layer, 2 (key, value), heads, seq, head_features]."""
-    return [batch_size, hparams.n_layer, 2, hparams.n_head, sequence, hparams.n_embd // hparams.n_head]
+@keras.saving.register_keras_serializable("gpt2tf")  # so that a model compiled with it can be saved and loaded
+def cross_entropy(targets, logits):
+    """How unlikely each target was, in nats; as a Keras loss it is averaged over all of them.
+
+    targets: [batch, seq] ids, of which Keras makes floats; logits: [batch, seq, vocab] -> [batch, seq] float32
+    """
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(targets, tf.int32), tf.cast(logits, tf.float32))
 
 
-def shape_list(x):
-    """The shape as Python ints where they are known and scalars of the graph where they are not."""
-    if None not in x.shape:
-        return list(x.shape)
-    return [known or size for known, size in zip(x.shape, tf.unstack(tf.shape(x)), strict=True)]
+def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
+    """The start of an untrained variable, by its name: the original's distributions.
+
+    seed: makes it repeatable; without one it is drawn from Keras's global generator, which
+    `keras.utils.set_random_seed` does.
+    """
+    leaf = path.rsplit("/", 1)[-1]
+    if leaf == "g":
+        return tf.ones(shape)
+    if leaf == "b":
+        return tf.zeros(shape)
+    if seed is not None:
+        seed = zlib.crc32(f"{seed} {path}".encode())
+    return keras.random.normal(shape, seed=seed, stddev={"wpe": WPE_STDDEV, "wte": WTE_STDDEV}.get(leaf, W_STDDEV))
+
+
+def get_variable(layer, name: str, shape):
+    """Add a variable to a layer; to be called in its `build`, where `layer.path` is the scope."""
+    path = f"{layer.path}/{name}"
+    return layer.add_weight(
+        name=name, shape=shape, initializer=lambda shape, dtype: tf.cast(layer.initial_value(path, shape), dtype)
+    )
+
+
+class Scope(keras.layers.Layer):
+    """A layer that stands for a variable scope of the original. `net` is the GPT2 that it is a part of."""
+
+    def __init__(self, net: GPT2, name: str):
+        super().__init__(name=name, dtype=net.dtype_policy)
+        self.initial_value = net.initial_value
+
+
+class Norm(Scope):
+    """[batch, seq, features] -> the same; g, b: [features]"""
+
+    def build(self, shape):
+        self.g = get_variable(self, "g", [shape[-1]])
+        self.b = get_variable(self, "b", [shape[-1]])
+
+    def call(self, x):
+        return norm(x, self.g, self.b)
+
+
+class Conv1D(Scope):
+    """[batch, seq, nx] -> [batch, seq, nf]; w: [1, nx, nf], b: [nf]"""
+
+    def __init__(self, nf: int, net: GPT2, name: str):
+        super().__init__(net, name)
+        self.nf = nf
+
+    def build(self, shape):
+        self.w = get_variable(self, "w", [1, shape[-1], self.nf])
+        self.b = get_variable(self, "b", [self.nf])
+
+    def call(self, x):
+        return conv1d(x, tf.convert_to_tensor(self.w), self.b)
+
+
+class Attn(Scope):
+    """[batch, seq, features], past [batch, 2, heads, src, head_features] -> the same, present (seq in place of src)"""
+
+    def __init__(self, net: GPT2, name: str):
+        super().__init__(net, name)
+        self.n_head = net.hparams.n_head
+        self.rates = net.dropout
+        self.c_attn = Conv1D(3 * net.hparams.n_embd, net, name="c_attn")
+        self.c_proj = Conv1D(net.hparams.n_embd, net, name="c_proj")
+
+    def build(self, shape):
+        self.c_attn.build(shape)
+        self.c_proj.build(shape)
+
+    def call(self, x, past=None, dropout_keys=None):
+        c = self.c_attn(x)  # [batch, seq, 3 * features]
+        q, k, v = tf.split(c, 3, axis=2)  # [batch, seq, features]
+        q, k, v = (split_heads(part, self.n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
+        present = tf.stack([k, v], axis=1)  # [batch, 2, heads, seq, head_features]
+        if past is not None:
+            pk, pv = tf.unstack(past, axis=1)  # [batch, heads, src, head_features]
+            k = tf.concat([pk, k], axis=-2)  # [batch, heads, src + seq, head_features]
+            v = tf.concat([pv, v], axis=-2)  # [batch, heads, src + seq, head_features]
+        a = multihead_attn(q, k, v, self.rates.attn, keys_at(dropout_keys, 0))  # [batch, heads, seq, head_features]
+        a = merge_heads(a)  # [batch, seq, features]
+        a = self.c_proj(a)
+        return dropout(a, self.rates.resid, keys_at(dropout_keys, 1)), present
+
+
+class MLP(Scope):
+    """[batch, seq, features] -> the same"""
+
+    def __init__(self, net: GPT2, name: str):
+        super().__init__(net, name)
+        self.rates = net.dropout
+        self.c_fc = Conv1D(4 * net.hparams.n_embd, net, name="c_fc")
+        self.c_proj = Conv1D(net.hparams.n_embd, net, name="c_proj")
+
+    def build(self, shape):
+        self.c_fc.build(shape)
+        self.c_proj.build([*shape[:-1], self.c_fc.nf])
+
+    def call(self, x, dropout_keys=None):
+        return dropout(mlp(x, self.c_fc, self.c_proj), self.rates.resid, keys_at(dropout_keys, 2))
+
+
+class Block(Scope):
+    """[batch, seq, features] -> the same, present [batch, 2, heads, seq, head_features]"""
+
+    def __init__(self, net: GPT2, name: str):
+        super().__init__(net, name)
+        self.ln_1 = Norm(net, name="ln_1")
+        self.attn = Attn(net, name="attn")
+        self.ln_2 = Norm(net, name="ln_2")
+        self.mlp = MLP(net, name="mlp")
+
+    def build(self, shape):
+        for layer in (self.ln_1, self.attn, self.ln_2, self.mlp):
+            layer.build(shape)
+
+    def call(self, x, past=None, dropout_keys=None):
+        return block(
+            x,
+            self.ln_1,
+            lambda x: self.attn(x, past=past, dropout_keys=dropout_keys),
+            self.ln_2,
+            lambda x: self.mlp(x, dropout_keys=dropout_keys),
+        )
+
+
+@keras.saving.register_keras_serializable("gpt2tf")
+class GPT2(keras.Model):
+    """GPT-2 as a Keras model; `{v.path: v.shape for v in model.variables}` are the checkpoint's.
+
+    hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's random start when it
+    is not given. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its
+    input for the gradients and compute the rest a second time, which saves memory (on a CPU a sixth at best). dtype: as
+    in any Keras model; "mixed_bfloat16" computes in bfloat16. `vocabulary` is the folder whose encoder.json and
+    vocab.bpe belong to the weights, None for the released ones; `save_checkpoint` puts them beside the weights.
+
+    To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
+    `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
+    opened by `keras.models.load_model`, which finds the class once `gpt2tf.GPT2` has been named or imported.
+    """
+
+    def __init__(
+        self,
+        hparams: HParams,
+        *,
+        initial_value: InitialValue = initial_value,
+        dropout: Rates | float = 0.1,
+        recompute: bool = False,
+        dtype=None,
+    ):
+        super().__init__(name="model", dtype=dtype)
+        self.hparams = hparams
+        self.dropout = dropout if isinstance(dropout, Rates) else Rates(dropout, dropout, dropout)
+        self.recompute = recompute
+        self.vocabulary: str | None = None
+        self.initial_value = initial_value
+        # A bound method is not tracked by Keras, so the generator's state is no variable of the model.
+        self._next_seed = keras.random.SeedGenerator().next
+        self.blocks = [Block(self, name=f"h{i}") for i in range(hparams.n_layer)]
+        self.ln_f = Norm(self, name="ln_f")
+        self.build(None)
+
+    def build(self, _):
+        self.wpe = get_variable(self, "wpe", [self.hparams.n_ctx, self.hparams.n_embd])
+        self.wte = get_variable(self, "wte", [self.hparams.n_vocab, self.hparams.n_embd])
+        for layer in (*self.blocks, self.ln_f):
+            layer.build([None, None, self.hparams.n_embd])
+
+    def get_config(self):
+        """What `model.save` writes and `keras.models.load_model` reads; the weights are written beside it."""
+        sizes, rates = dataclasses.asdict(self.hparams), dataclasses.asdict(self.dropout)
+        dtype = keras.dtype_policies.serialize(self.dtype_policy)
+        return {"hparams": sizes, "dropout": rates, "recompute": self.recompute, "dtype": dtype}
+
+    @classmethod
+    def from_config(cls, config):
+        sizes, rates = HParams(**config["hparams"]), Rates(**config["dropout"])
+        return cls(**config | {"hparams": sizes, "dropout": rates})
+
+    def call(self, tokens, past=None, training=False, dropout_keys=None):
+        """The original's `model`: logits for every position, and the keys and values to go on from.
+
+        tokens: [batch, seq] ids. past: [batch, n_layer, 2, n_head, src, head_features], the `present` of what came
+        before, concatenated on axis -2; None at the start. training: with dropout on the sum of the embeddings, on the
+        attention weights and on the output of each c_proj, and without a `present`. dropout_keys: [batch] of
+        `dropout.row_keys`, fresh ones if not given.
+        Returns {"logits": [batch, seq, n_vocab], "present": [batch, n_layer, 2, n_head, seq, head_features]}.
+        Raises ValueError for other shapes, and when past and tokens together are longer than n_ctx.
+        """
+        self._check_shapes(tokens, past)
+        if not training:
+            dropout_keys = None
+        elif dropout_keys is None:
+            dropout_keys = self._fresh_keys(shape_list(tokens)[0])
+        past_length = 0 if past is None else shape_list(past)[-2]
+        h = tf.gather(self.wte, tokens) + tf.gather(self.wpe, positions_for(tokens, past_length))
+        h = dropout(h, self.dropout.embd, keys_at(dropout_keys, 0))  # [batch, seq, features]
+        presents = []
+        pasts = [None] * self.hparams.n_layer if past is None else tf.unstack(past, axis=1)
+        for layer, (block, past) in enumerate(zip(self.blocks, pasts, strict=True)):
+            block_keys = keys_at(dropout_keys, 1 + layer)
+            if training and self.recompute:
+                h = recomputed(lambda h, block=block, keys=block_keys: block(h, dropout_keys=keys), h)
+            else:
+                h, present = block(h, past=past, dropout_keys=block_keys)
+                presents.append(present)  # [batch, 2, heads, seq, head_features]
+        logits = self.logits(self.ln_f(h))
+        return {"logits": logits} if training else {"logits": logits, "present": tf.stack(presents, axis=1)}
+
+    def logits(self, h):
+        """[batch, seq, features] -> [batch, seq, vocab]; the head is tied to wte."""
+        batch, seq, features = shape_list(h)
+        flat = tf.matmul(tf.reshape(h, [-1, features]), self.wte, transpose_b=True)  # [batch * seq, vocab]
+        return tf.reshape(flat, [batch, seq, self.hparams.n_vocab])  # [batch, seq, vocab]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred["logits"], sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred["logits"], sample_weight)
+
+    def _fresh_keys(self, batch):
+        """Keys of a step that nobody numbers; replicas of tf.distribute have different rows of it."""
+        seed, step = tf.unstack(tf.convert_to_tensor(self._next_seed()))
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return row_keys(seed, step, replica * batch + tf.range(batch))
+
+    def _check_shapes(self, tokens, past):
+        if len(tokens.shape) != 2:
+            raise ValueError(f"tokens must be [batch, seq]; their shape is {tuple(tokens.shape)}")
+        if past is None:
+            return self._check_window(tokens.shape[1], 0)
+        expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
+        if not past.shape.is_compatible_with(expected):
+            raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
+        self._check_window(tokens.shape[1], past.shape[-2])
+
+    def _check_window(self, seq, past_length):
+        if None not in (seq, past_length) and past_length + seq > self.hparams.n_ctx:
+            raise ValueError(
+                f"{past_length} past and {seq} new tokens are {past_length + seq}; n_ctx is {self.hparams.n_ctx}"
+            )

@@ -1,22 +1,65 @@
-"""The original's sampling loop over a growing `past`: the reference that is read beside the original.
+"""From logits to the next token, and the original's loop over a growing `past`: to be read beside the original.
 
-Mirrors openai/gpt-2 src/sample.py:43-95. Differences: randomness is an argument; what does not fit is
-refused before the first token; length 0 gives no token, where the original always sampled one; logits
-that are not finite are an error.
+Mirrors openai/gpt-2 src/sample.py and the kernel of `tf.multinomial` in TensorFlow 1. Differences: the threshold of
+top-p keeps its axis, so that batches work; top_p 1 is off, where the original's float32 running sum may pass 1.0 and
+drop the least likely tokens; temperature 0 is arg-max; length 0 gives no token; the random number is an argument; what
+does not fit is refused before the first token; logits that are not finite are an error. `gpt2tf.Generator` gives the
+same tokens, compiled.
+
+Logits are [batch, vocab] float32 everywhere.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 
 import numpy as np
 import tensorflow as tf
 
 from gpt2tf import checks
-from gpt2tf.layers import GPT2
-from gpt2tf.model import past_shape
-from gpt2tf.sampling import next_token
+from gpt2tf.model import GPT2, past_shape
+
+FILTERED = -1e10  # openai/gpt-2 src/sample.py:15
+NOT_FINITE = -1  # the token picked from logits with a NaN or an infinity among them
+
+
+def top_k_logits(logits, k: int):
+    """Keep the k largest logits, and those that tie with the k-th; the others become FILTERED. k 0 is off."""
+    if k == 0 or k >= logits.shape[-1]:
+        return logits
+    values, _ = tf.math.top_k(logits, k=k)  # [batch, k]
+    return tf.where(logits < values[:, -1:], FILTERED, logits)
+
+
+def top_p_logits(logits, p: float):
+    """Keep the likeliest tokens whose running probability, their own included, is at most p; at least one.
+
+    The token that crosses p is dropped (Hugging Face keeps it); ties with the last one kept stay.
+    """
+    if p >= 1:
+        return logits
+    descending = tf.sort(logits, direction="DESCENDING", axis=-1)  # [batch, vocab]
+    cumulative = tf.cumsum(tf.nn.softmax(descending, axis=-1), axis=-1)  # [batch, vocab]
+    kept = tf.reduce_sum(tf.cast(cumulative <= p, tf.int32), axis=-1)  # [batch]
+    smallest = tf.gather(descending, tf.maximum(kept - 1, 0), batch_dims=1)  # [batch]
+    return tf.where(logits < smallest[:, None], FILTERED, logits)
+
+
+def pick_token(logits, u):
+    """Inverse of the cumulative distribution, in float64. u: [batch] float64 in [0, 1) -> [batch] int32"""
+    wide = tf.cast(logits, tf.float64)
+    cdf = tf.cumsum(tf.exp(wide - tf.reduce_max(wide, axis=-1, keepdims=True)), axis=-1)  # [batch, vocab]
+    return tf.searchsorted(cdf, (u * cdf[:, -1])[:, None], side="right")[:, 0]  # [batch]
+
+
+def next_token(logits, u, *, temperature: float, top_k: int, top_p: float):
+    """Temperature, then top-k, then top-p, then the pick: [batch] int32, NOT_FINITE where logits are not."""
+    if temperature == 0:
+        token = tf.argmax(logits, axis=-1, output_type=tf.int32)  # [batch]
+    else:
+        kept = top_p_logits(top_k_logits(logits / tf.cast(temperature, logits.dtype), top_k), top_p)
+        token = pick_token(kept, u)  # [batch]
+    return tf.where(tf.reduce_all(tf.math.is_finite(logits), axis=-1), token, NOT_FINITE)
 
 
 def sample_sequence(
@@ -44,14 +87,19 @@ def sample_sequence(
     context = _context(model, context, start_token, batch_size)  # [batch, seq]
     checks.check_window(model.hparams.n_ctx, context.shape[1], length)
     noise = checks.check_noise(np.asarray(noise, np.float64), length, len(context))
-    # A function of this call alone: one that outlived it would keep the model.
-    loop = tf.function(
-        functools.partial(_loop, model, temperature=temperature, top_k=top_k, top_p=top_p), autograph=False
-    )
-    tokens = loop(tf.constant(context), tf.constant(noise)).numpy()
-    if tokens.shape[1] < context.shape[1] + length or tokens.min() < 0:
-        raise FloatingPointError("the model's logits are not finite; its weights are damaged or training diverged")
-    return tokens
+
+    output = prev = tf.constant(context)  # [batch, seq]
+    past = tf.zeros(past_shape(model.hparams, len(context), 0))  # [batch, layer, 2, heads, 0, head_features]
+    for u in noise:
+        lm_output = model(prev, past=past)
+        logits = lm_output["logits"][:, -1, :]  # [batch, vocab]
+        token = next_token(logits, u, temperature=temperature, top_k=top_k, top_p=top_p)  # [batch]
+        if tf.reduce_any(token == NOT_FINITE):
+            raise FloatingPointError("the model's logits are not finite; its weights are damaged or training diverged")
+        past = tf.concat([past, lm_output["present"]], axis=-2)  # [batch, layer, 2, heads, src, head_features]
+        prev = token[:, None]  # [batch, 1]
+        output = tf.concat([output, prev], axis=1)  # [batch, seq]
+    return output.numpy()
 
 
 def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
@@ -71,28 +119,3 @@ def _context(model: GPT2, context, start_token, batch_size) -> np.ndarray:
         raise ValueError(f"context has {len(context)} rows, batch_size is {batch_size}")
     checks.check_tokens(context, model.hparams.n_vocab)
     return context.astype(np.int32)
-
-
-def _loop(model, context, noise, *, temperature, top_k, top_p):
-    """context: [batch, seq], noise: [length, batch] -> [batch, seq + length]; shorter where it met NOT_FINITE."""
-
-    def body(i, past, prev, output):
-        lm_output = model(prev, past=past)
-        logits = lm_output["logits"][:, -1, :]  # [batch, vocab]
-        token = next_token(logits, noise[i], temperature=temperature, top_k=top_k, top_p=top_p)[:, None]  # [batch, 1]
-        past = tf.concat([past, lm_output["present"]], axis=-2)  # [batch, layer, 2, heads, seq, head_features]
-        return i + 1, past, token, tf.concat([output, token], axis=1)
-
-    nothing = tf.zeros(past_shape(model.hparams, context.shape[0], 0))
-    _, _, _, output = tf.while_loop(
-        cond=lambda i, past, prev, output: (i < noise.shape[0]) & tf.reduce_all(prev >= 0),
-        body=body,
-        loop_vars=[0, nothing, context, context],
-        shape_invariants=[
-            tf.TensorShape([]),
-            tf.TensorShape(past_shape(model.hparams, context.shape[0])),
-            tf.TensorShape([context.shape[0], None]),
-            tf.TensorShape([context.shape[0], None]),
-        ],
-    )
-    return output

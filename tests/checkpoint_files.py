@@ -33,7 +33,7 @@ def copy_tiny(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def write(prefix, variables: dict, shards: int = 1) -> None:
+def write_checkpoint(prefix, variables: dict, shards: int = 1) -> None:
     """Write variables (arrays, tensors, bytes) with TensorFlow's ops, spread over some data files."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     names = sorted(variables)

@@ -29,7 +29,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def tiny_generator(tiny):
-    """The same for generation; not compiled, for the tests of the command line, which make many programs."""
+    """The same for generation; not compiled by XLA, as the tests of the command line need many compiled functions."""
     from gpt2tf import Generator
 
     return Generator(tiny, jit_compile=False)
@@ -62,7 +62,7 @@ def r124m_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compiled_trainer(tmp_path_factory):
-    """A trainer whose programs XLA compiles once for all; `training.reset` makes it as new."""
+    """A trainer whose functions XLA compiles once for all tests; `training.reset` makes it as new."""
     from training import ONE_LAYER, make_trainer
 
     import encoder
@@ -75,7 +75,7 @@ def compiled_trainer(tmp_path_factory):
 
 @pytest.fixture
 def eagerly():
-    """What would be compiled runs op by op: a small model's step takes milliseconds, its program seconds to make."""
+    """Runs op by op: a step of a small model takes milliseconds, and compiling it would take seconds."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)
@@ -149,3 +149,12 @@ def folder(tmp_path):
     copy = tmp_path / "models" / "copy"
     shutil.copytree(GOLDEN / "tiny-a", copy, ignore=shutil.ignore_patterns("*.npz", "samples.json", "*.meta"))
     return copy
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server for downloads of the recorded model into a new folder of models."""
+    from file_server import serving
+
+    with serving(tmp_path / "models" / "tiny-a", monkeypatch) as server:
+        yield server

@@ -3,18 +3,18 @@
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.decode.network import Packed
+from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import pack
 
 
 class Logits:
-    """Logits of right-padded prompts and of tokens that follow them, from one Packed."""
+    """Logits of right-padded prompts and of tokens that follow them, from one Network."""
 
     def __init__(self, net, weights, dtype, jit_compile, batch=1):
-        self.packed = Packed(pack(weights, net.hparams, dtype, batch), net.hparams, Ops(jit_compile))
-        self.first = tf.function(self.packed.prompt_pass, jit_compile=jit_compile, autograph=False)
-        self.next = tf.function(self.packed.token_pass, jit_compile=jit_compile, autograph=False)
+        self.network = Network(pack(weights, net.hparams, dtype, batch), net.hparams, Ops(jit_compile))
+        self.first = tf.function(self.network.prefill, jit_compile=jit_compile, autograph=False)
+        self.next = tf.function(self.network.decode_step, jit_compile=jit_compile, autograph=False)
         self.n_vocab = net.hparams.n_vocab
 
     def __call__(self, tokens, lengths, n_next, src=32):
@@ -24,7 +24,7 @@ class Logits:
         """
         lengths = np.array(lengths, np.int32) - 1  # without the last token, with which the token pass begins
         width = lengths.max()
-        cache = self.packed.empty_cache(len(lengths), src)
+        cache = self.network.empty_cache(len(lengths), src)
         if width:
             prompt = np.where(np.arange(width) < lengths[:, None], tokens[:, :width], 0)
             _, cache = self.first(tf.constant(prompt), src)
@@ -40,3 +40,9 @@ class Logits:
         found = np.stack(found, axis=1)  # [batch, 1 + n_next, padded vocab]
         assert not found[..., self.n_vocab :].any()
         return found[..., : self.n_vocab]
+
+
+def quantized(w):
+    """[out, in] float32 -> (int8 values, scale [out]): each row by itself, halves to the even side."""
+    scale = np.abs(w).max(axis=-1) / np.float32(127)
+    return np.rint(w / scale[..., None]), scale

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_files import TINY, assert_is_tiny, copy_tiny, tiny_weights, write
+from checkpoint_files import TINY, assert_is_tiny, copy_tiny, tiny_weights, write_checkpoint
 
 from gpt2tf import GPT2, HParams, load_model, names, save_checkpoint
 from gpt2tf.checkpoint import Weights, verify
@@ -33,7 +33,7 @@ def prefixed(scope):
 
 def fine_tuned(folder, step, variables=None):
     """A folder as fine-tuning code leaves it: model-STEP.*, hparams.json and nothing else."""
-    write(folder / f"model-{step}", tiny_weights() if variables is None else variables)
+    write_checkpoint(folder / f"model-{step}", tiny_weights() if variables is None else variables)
     shutil.copyfile(TINY / "hparams.json", folder / "hparams.json")
     return folder
 
@@ -152,7 +152,7 @@ def test_the_released_files_ignore_nothing(caplog):
 
 @pytest.mark.parametrize("shards", [2, 5])
 def test_several_data_files(tmp_path, shards):
-    write(tmp_path / "model.ckpt", tiny_weights(), shards)
+    write_checkpoint(tmp_path / "model.ckpt", tiny_weights(), shards)
     shutil.copyfile(TINY / "hparams.json", tmp_path / "hparams.json")
     assert len(Weights(str(tmp_path / "model.ckpt")).data) == shards
     assert_is_tiny(load_model(tmp_path))
@@ -255,6 +255,7 @@ print(seconds, (status("VmHWM") - before) / sum(4 * math.prod(v.shape) for v in 
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory by /proc")
 def test_124m_load_time_and_memory(r124m_folder):
     """1.0 s and 1.09 times the weights on the machine where this was written."""

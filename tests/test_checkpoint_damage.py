@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_files import TINY, copy_tiny, tiny_weights, write
+from checkpoint_files import TINY, tiny_weights, write_checkpoint
 
 from gpt2tf import GPT2, HParams, load_model, save_checkpoint
 from gpt2tf.checkpoint import Weights, verify
@@ -29,11 +29,6 @@ WHAT_TO_DO = (
     "put the model's hparams.json there",
     "must be a positive whole number",
 )
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return copy_tiny(tmp_path / "tiny-b")
 
 
 def refusal(path, names_file, error=ValueError):
@@ -71,7 +66,7 @@ def test_long_data(folder, extra):
 
 def test_long_data_beside_strings(folder):
     for variables in ({"texts": b"x" * 300}, {"_CHECKPOINTABLE_OBJECT_GRAPH": b"", "n": np.int64(1)}):
-        write(folder / "model.ckpt", {**tiny_weights(), **variables})
+        write_checkpoint(folder / "model.ckpt", {**tiny_weights(), **variables})
         load_model(folder)
         with open(folder / DATA, "ab") as file:
             file.write(b"\0")
@@ -80,7 +75,7 @@ def test_long_data_beside_strings(folder):
 
 @pytest.mark.parametrize("cut", [1, 300, 303, 400])
 def test_short_data_with_strings(folder, cut):
-    write(folder / "model.ckpt", {**tiny_weights(), "texts": b"x" * 300})
+    write_checkpoint(folder / "model.ckpt", {**tiny_weights(), "texts": b"x" * 300})
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-cut])
     assert "not fully downloaded" in refusal(folder, folder / DATA)
 
@@ -98,9 +93,7 @@ def test_single_bits_of_the_data(folder):
     positions = [0, len(raw) - 1, *(rng.randrange(len(raw)) for _ in range(60))]
     for position in positions:
         (folder / DATA).write_bytes(flipped(raw, position, rng.randrange(8)))
-        with pytest.raises(
-            ValueError, match=r"tiny-b/model\.ckpt\.data\S*: model/\S+ cannot be read, TensorB"
-        ) as caught:
+        with pytest.raises(ValueError, match=r"copy/model\.ckpt\.data\S*: model/\S+ cannot be read, TensorB") as caught:
             verify(str(folder / "model.ckpt"), hparams)
         assert "\n" not in str(caught.value)
     assert "Checksum does not match" in refusal(folder, folder / DATA)
@@ -160,7 +153,7 @@ def test_missing_hparams(folder):
 
 
 def test_missing_hparams_and_a_missing_variable(tmp_path):
-    write(
+    write_checkpoint(
         tmp_path / "model.ckpt",
         {"model/wpe": np.ones([8, 768]), "model/wte": np.ones([300, 768]), "model/h0/ln_1/b": 1.0},
     )
@@ -216,7 +209,7 @@ def test_files_of_another_published_size(tmp_path, monkeypatch):
 def test_variables_of_another_model(folder, change, says):
     variables = dict(tiny_weights())
     change(variables)
-    write(folder / "model.ckpt", variables)
+    write_checkpoint(folder / "model.ckpt", variables)
     assert says in refusal(folder, folder / INDEX)
 
 

@@ -138,14 +138,14 @@ def curve(stdout):
     return {int(step): (float(loss), float(validation)) for step, loss, validation in lines}
 
 
-def weights(folder):
+def weights_in(folder):
     from gpt2tf.checkpoint import load_weights
 
     return dict(load_weights(folder)[1])
 
 
 def assert_same_weights(folder, expected):
-    found = weights(folder)
+    found = weights_in(folder)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-5, err_msg=name)  # one update moves by 1e-2
@@ -156,7 +156,7 @@ def test_mirrored_training_is_that_of_one_device(place, on_one_machine):
     assert (code, mirrored_code) == ("0", "0")
     assert list(curve(one)) == [2, 4, 6, 8] and curve(one)[8] < curve(one)[2]
     assert curve(mirrored) == {step: pytest.approx(losses, abs=2e-4) for step, losses in curve(one).items()}
-    assert_same_weights(place / "mirrored", weights(place / "one"))
+    assert_same_weights(place / "mirrored", weights_in(place / "one"))
 
 
 def test_a_batch_for_which_there_are_too_many_devices(on_one_machine):
@@ -198,7 +198,7 @@ def test_workers_train_as_one_device_through_a_loss_a_ctrl_c_and_resumption(plac
     assert "another worker was interrupted, so all have stopped after the same update, which is saved" in chief[2]
     assert worker[1] == "" and worker[2].endswith("Ctrl-C again leaves at once, without saving\n")
     assert curve(chief[1]) == {step: pytest.approx(expected[step], abs=2e-4) for step in (6, 8)}
-    assert_same_weights(place / "several", weights(place / "one"))
+    assert_same_weights(place / "several", weights_in(place / "one"))
     assert not [file for file in os.listdir(place / "several") if file.endswith(".part")]
 
 
@@ -248,7 +248,7 @@ TWO = {"worker": ["a:1", "b:2"]}
 
 
 @pytest.fixture
-def refused(place, monkeypatch, capsys):
+def refused_training(place, monkeypatch, capsys):
     """Runs training by several workers that must be refused in one line before TensorFlow is there: (code, line)."""
 
     def too_late():
@@ -283,18 +283,18 @@ def refused(place, monkeypatch, capsys):
         ({"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}, "an address twice"),
     ],
 )
-def test_a_wrong_tf_config_is_refused_before_tensorflow(refused, monkeypatch, config, part):
+def test_a_wrong_tf_config_is_refused_before_tensorflow(refused_training, monkeypatch, config, part):
     if config is not None:
         monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
     else:
         monkeypatch.delenv("TF_CONFIG", raising=False)
-    code, line = refused()
+    code, line = refused_training()
     assert code == 2 and part in line
 
 
-def test_a_batch_for_which_there_are_too_many_workers(refused, monkeypatch):
+def test_a_batch_for_which_there_are_too_many_workers(refused_training, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": "worker", "index": 1}}))
-    assert refused("--batch_size", "3") == (2, "batch_size is 3, which 2 workers cannot share evenly")
+    assert refused_training("--batch_size", "3") == (2, "batch_size is 3, which 2 workers cannot share evenly")
 
 
 def test_the_chief_is_the_first_worker_unless_there_is_one_by_name(monkeypatch):

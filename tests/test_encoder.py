@@ -244,6 +244,7 @@ def best_time(make: type, text: str) -> float:
     return min(times)
 
 
+@pytest.mark.timing
 def test_one_unbroken_piece_takes_near_linear_time():
     letters = "".join(random.Random(0).choices(string.ascii_letters, k=80_000))
     assert best_time(Encoder, letters[:40_000]) < 2  # 0.05 s here; a minute and more with the original
@@ -251,6 +252,7 @@ def test_one_unbroken_piece_takes_near_linear_time():
     assert ENC.encode(letters[:1000]) == ORACLE.encode(letters[:1000])
 
 
+@pytest.mark.timing
 def test_english_is_no_slower_than_with_the_original_algorithm():
     text = "\n".join(topics.values())  # half a megabyte that every Python brings along
     assert len(text) > 400_000

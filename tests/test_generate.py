@@ -76,9 +76,9 @@ def test_each_batch_size_has_its_layout_whichever_came_first(tiny, batches):
     for batch in batches:
         found = lists(net.generate(prompts_of(*[3] * batch), 4, seed=1, top_k=40))
         assert texts.setdefault(batch, found) == found
-        assert net._net(batch).weights["mlp/c_fc"].shape[1] == (1 if batch == 5 else STREAMS)
-        assert ("mlp/c_fc/layers" in net._net(batch).weights) == (batch == 5)
-    assert len(net._nets) == len(set(batches))
+        assert net._network(batch).weights["mlp/c_fc"].array.shape[1] == (1 if batch == 5 else STREAMS)
+        assert len(net._network(batch).weights["mlp/c_fc"].layers) == (3 if batch == 5 else 0)
+    assert len(net._networks) == len(set(batches))
 
 
 def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, tiny, graph):
@@ -98,10 +98,10 @@ def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, ti
     monkeypatch.setattr("gpt2tf.generate.load_weights", lambda path: (tiny.hparams, weights))
     monkeypatch.setattr(Generator, "compile", compile_and_tell)
     generator = Generator("a path", jit_compile=False, first=(1, 3, 8))
-    assert generator.programs == 2
+    assert generator.compilations == 2
     options = {"length": 8, "seed": 5, "top_k": 40}
     assert lists(generator.generate([[1, 2, 3]], **options)) == lists(graph.generate([[1, 2, 3]], **options))
-    assert generator.programs == 2
+    assert generator.compilations == 2
 
 
 @pytest.mark.parametrize("first", [(1, 1, 0), (2, 64, 1)])
@@ -286,16 +286,16 @@ def test_no_new_programs_within_the_buckets(tiny):
         thread.start()
     for thread in threads:
         thread.join()
-    assert generator.programs == 2
+    assert generator.compilations == 2
     ask(generator)
-    assert generator.programs == 2
+    assert generator.compilations == 2
     generator.generate([[1]], 3)  # the loop alone
     generator.generate(prompts_of(17), 3)  # 16 tokens, and the one with which the loop begins
-    assert generator.programs == 2
+    assert generator.compilations == 2
     generator.generate(prompts_of(64), 1)
-    assert generator.programs == 3
+    assert generator.compilations == 3
     ask(generator)
-    assert generator.programs == 3
+    assert generator.compilations == 3
 
 
 COUNT_COMPILATIONS = """
@@ -314,7 +314,7 @@ generator = Generator(load_model(GOLDEN / "tiny-a"))
 generator.generate([prompt], 2, seed=0)
 first = compiled()
 ask(generator)
-print("compiled", first, compiled(), "programs", generator.programs)
+print("compiled", first, compiled(), "compilations", generator.compilations)
 """
 
 
@@ -324,7 +324,7 @@ def test_xla_compiles_each_program_once(tmp_path):
     env["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).parent.parent), env.get("PYTHONPATH", "")])
     argv = [sys.executable, "-c", COUNT_COMPILATIONS, str(pathlib.Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
-    assert re.search(r"compiled 2 2 programs 2", done.stdout), done.stdout + done.stderr
+    assert re.search(r"compiled 2 2 compilations 2", done.stdout), done.stdout + done.stderr
 
 
 def test_threads_get_what_they_get_alone(generator):
@@ -357,10 +357,10 @@ def test_200_calls_take_no_more_memory(xla):
     (prompt,) = prompts_of(7)
     for seed in range(20):
         xla.generate([prompt], 3, seed=seed)
-    programs, before = xla.programs, resident()
+    programs, before = xla.compilations, resident()
     for seed in range(200):
         xla.generate([prompt], 3, seed=seed)
-    assert xla.programs == programs
+    assert xla.compilations == programs
     assert resident() - before < 20e6
 
 
@@ -412,11 +412,11 @@ def test_length_0_gives_no_tokens(graph):
     ],
 )
 def test_bad_arguments_are_refused_before_the_first_token(graph, arguments, message):
-    programs = graph.programs
+    programs = graph.compilations
     for method in (graph.generate, graph.stream):  # a stream too refuses when it is called
         with pytest.raises(ValueError, match=message):
             method(**{"prompts": [[1, 2]], "length": 2, **arguments})
-    assert graph.programs == programs
+    assert graph.compilations == programs
 
 
 @pytest.mark.parametrize("chunk", [0, -1])

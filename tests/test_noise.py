@@ -9,7 +9,7 @@ import tensorflow as tf
 from recorded import GOLDEN
 
 from gpt2tf.noise import MAX_INT32, fresh_seed, op_seeds, sampling_noise
-from gpt2tf.sampling import pick_token
+from gpt2tf.sample import pick_token
 
 
 def recorded_cases():

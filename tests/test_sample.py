@@ -9,7 +9,7 @@ import tensorflow as tf
 from recorded import context_of, hinges_on_rounding, read_cases, recorded
 
 from gpt2tf import GPT2, HParams, load_model, op_seeds, sample_sequence, sampling_noise
-from gpt2tf.sampling import next_token
+from gpt2tf.sample import next_token
 
 
 def runs_of(net, case, first, later):

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from gpt2tf.sampling import FILTERED, NOT_FINITE, next_token, pick_token, top_k_logits, top_p_logits
+from gpt2tf.sample import FILTERED, NOT_FINITE, next_token, pick_token, top_k_logits, top_p_logits
 
 PROBABILITIES = np.array([0.5, 0.3, 0.1, 0.1])
 LOGITS = np.log(PROBABILITIES).astype(np.float32)[None, :]

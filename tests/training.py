@@ -1,23 +1,24 @@
-"""What the tests of training share: a small model, a corpus of numbers, and trainers that start alike."""
-
-import threading
+"""What the tests of training share: a small model, a corpus of numbers, and trainers with the same first weights."""
 
 import numpy as np
 import tensorflow as tf
 
+from encoder import Encoder
 from gpt2tf import GPT2, HParams
 from gpt2tf.checkpoint import Weights
 from gpt2tf.locate import find_prefix
 from gpt2tf.train import saves
 from gpt2tf.train.loop import Run
 from gpt2tf.train.settings import Settings
+from gpt2tf.train.tokens import Corpus
 from gpt2tf.train.update import Trainer
 
 SMALL = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=2)
-ONE_LAYER = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=1)  # for programs that XLA compiles
+ONE_LAYER = HParams(n_vocab=300, n_ctx=16, n_embd=16, n_head=2, n_layer=1)  # for what XLA compiles
 DEFAULTS = {"steps": 12, "batch_size": 2, "window": 8, "learning_rate": 1e-2, "seed": 3}
 
 LOOP = {"steps": 6, "save_every": 2, "evaluate_every": 0}  # of a run
+ENC = Encoder({f"<|{token}|>": token for token in range(SMALL.n_vocab - 1)} | {"<|endoftext|>": SMALL.n_vocab - 1}, [])
 
 
 def initial_value(path, shape):
@@ -35,7 +36,7 @@ def make_trainer(hparams=SMALL, dtype=None, **settings):
 
 
 def reset(trainer, **settings):
-    """The trainer as it was made, with other settings for the loop around it; nothing is compiled again."""
+    """The trainer with its first weights and state, and with other settings of the loop; nothing is compiled again."""
     for variable in trainer.model.variables:
         variable.assign(initial_value(variable.path, variable.shape))
     trainer.restore([np.zeros(v.shape, v.dtype) for v in trainer.optimizer.variables])
@@ -54,7 +55,8 @@ def batch(rows=2, seed=0, hparams=SMALL, window=8):
 def corpus(size=200):
     """Tokens in which there is something to learn: counting, with some noise."""
     rng = np.random.default_rng(1)
-    return np.where(rng.random(size) < 0.1, rng.integers(0, 20, size), np.arange(size) % 20).astype(np.uint16)
+    tokens = np.where(rng.random(size) < 0.1, rng.integers(0, 20, size), np.arange(size) % 20).astype(np.uint16)
+    return Corpus(tokens, ENC, {"crc32": 7})
 
 
 def assert_same(found, expected):
@@ -65,13 +67,12 @@ def assert_same(found, expected):
 
 
 def train(trainer, folder, saved=None):
-    """To the end: the reports."""
-    run = Run(trainer, corpus(), folder, corpus={"crc32": 7}, end_of_text=299, saved=saved)
-    return list(run.reports(threading.Event()))
+    """The reports of a run to its end."""
+    return list(Run(trainer, corpus(), folder, saved).reports())
 
 
 def resume(trainer, folder, **settings):
-    """As after a new start of the program: all that it knows is in the folder."""
+    """As in a new process: all that is known is in the folder."""
     reset(trainer, **LOOP | settings)
     saved = None
     if saves.saved_step(folder) is not None:

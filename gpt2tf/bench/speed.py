@@ -28,7 +28,7 @@ import tensorflow as tf
 from gpt2tf.bench.costs import Case, decode_cost, prompt_operations
 from gpt2tf.bench.peers import PEERS, Converted, Unsupported, missing_modules
 from gpt2tf.checkpoint import load_weights
-from gpt2tf.decode.network import Packed
+from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import pack
 from gpt2tf.devices import use_device
@@ -287,10 +287,10 @@ def log_probability_difference(
     lengths = np.linspace(seq / batch_size, seq, batch_size).astype(np.int32)  # [batch]
     found = []
     for each in ("float32", dtype):
-        net = Packed(pack(weights, hparams, each), hparams, Ops(jit_compile))
+        net = Network(pack(weights, hparams, each), hparams, Ops(jit_compile))
 
         def last_logits(tokens, lengths, net=net):
-            h, _ = net.prompt_pass(tokens, seq)  # [batch, seq, features]
+            h, _ = net.prefill(tokens, seq)  # [batch, seq, features]
             return net.logits(tf.gather(h, lengths - 1, batch_dims=1))  # [batch, padded vocab]
 
         program = tf.function(last_logits, jit_compile=jit_compile, autograph=False)

@@ -230,6 +230,4 @@ def _known_peer(text):
 
 
 def _check_positive(value):
-    if value < 1:
-        raise ValueError(f"it is {value}; it must be 1 or more")
-    return value
+    return checks.at_least(1)("it", value)

@@ -97,7 +97,7 @@ def run(args) -> None:
         raise UsageError("--shard needs a --seed, the same for all parts; without one each would draw its own")
     session = Session(args)
     if args.interactive:
-        with opened(args.output) as out:
+        with opened(args.output, sys.stdout) as out:
             session.load()
             for prompt in _asked_prompts():
                 try:
@@ -109,7 +109,7 @@ def run(args) -> None:
     else:
         prompt = _given_prompt(args)
         context = session.context(prompt)
-        with opened(args.output) as out:
+        with opened(args.output, sys.stdout) as out:
             if session.batches:
                 session.load(len(context))
                 session.print_samples(prompt, context, out)

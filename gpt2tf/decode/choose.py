@@ -1,14 +1,15 @@
-"""The choice of a token as one small XLA program: what `sampling` does, without sorting.
+"""The choice of a token, compiled: what `gpt2tf.sample` does, without sorting.
 
-Mirrors openai/gpt-2 src/sample.py:6-40 and the pick of `sampling.pick_token`, with which it agrees on every
-token. Differences: temperature, top_k and top_p are scalars of the graph, so that another value is not
-another program; the k-th largest logit and the cut of top-p are found by bisection on the 32 bits of the
-floats, since XLA on a CPU takes 7 to 12 ms to sort a vocabulary and the search takes 0.4 ms.
+Mirrors openai/gpt-2 src/sample.py:6-40 and the pick of `sample.pick_token`, with which it agrees on every token.
+Difference: the k-th largest logit and the cut of top-p are found by bisection on the 32 bits of the floats, since XLA
+on a CPU takes 7 to 12 ms to sort a vocabulary and the search takes 0.4 ms.
 
 Logits come in as [batch, vocab], the vocabulary padded to a whole number of blocks.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -44,13 +45,25 @@ def _bisect(low, high, holds_at, round_up: bool):
     return tf.while_loop(lambda low, high: tf.reduce_any(low < high), halve, (low, high))[0]
 
 
-def choose_token(ops: Ops, logits, u, *, n_vocab: int, temperature, top_k, top_p):
+class Options(NamedTuple):
+    """Scalars of the graph, so that other values need no other compilation."""
+
+    temperature: tf.Tensor  # float32; 0 is arg-max
+    top_k: tf.Tensor  # int32; 0 is off
+    top_p: tf.Tensor  # float32; 1 is off
+
+    @classmethod
+    def of(cls, temperature: float = 1, top_k: int = 0, top_p: float = 1) -> Options:
+        return cls(tf.constant(temperature, tf.float32), tf.constant(top_k, tf.int32), tf.constant(top_p, tf.float32))
+
+
+def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
     """[batch, padded vocab] float32, u [batch] float64 -> (token [batch] int32, finite [])
 
-    temperature: float32 scalar, 0 is arg-max. top_k: int32 scalar, 0 is off. top_p: float32 scalar, 1 is off.
     finite: whether all logits were finite; the tokens mean nothing where they were not.
     """
     batch, padded = logits.shape
+    temperature, top_k, top_p = options
     greedy = temperature == 0  # the same as the first of the largest: top_k 1 and u 0
     u = tf.where(greedy, tf.zeros_like(u), u)
     k = tf.where(greedy, 1, tf.where(top_k == 0, n_vocab, tf.minimum(top_k, n_vocab)))
@@ -62,7 +75,7 @@ def choose_token(ops: Ops, logits, u, *, n_vocab: int, temperature, top_k, top_p
     key = ops.barrier(float_key(x))  # [batch, block, lane]
     largest = tf.reduce_max(x, axis=[1, 2])  # [batch]
     cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest))
-    cut = _top_p_cut(ops, x, key, largest, cut, p)
+    cut = _top_p_cut(ops, x, key, cut, p)
     return _pick(ops, x, key >= cut[:, None, None], largest, u), finite
 
 
@@ -76,7 +89,7 @@ def _top_k_cut(ops, key, k, n_vocab, largest):
     return _bisect(lowest, tf.where(k < n_vocab, largest, lowest), holds_k, round_up=True)
 
 
-def _top_p_cut(ops, x, key, largest, cut, p):
+def _top_p_cut(ops, x, key, cut, p):
     """The least key of the tokens that top-p keeps among those from `cut` up, [batch].
 
     The original keeps tokens while their running sum is at most p, and then all that tie with the last
@@ -84,6 +97,7 @@ def _top_p_cut(ops, x, key, largest, cut, p):
     is crossed inside a group of equals of which a part fits.
     """
     on = p < 1
+    largest = tf.reduce_max(x, axis=[1, 2])  # [batch]
 
     def sum_from(cut):
         probability = tf.where(key >= cut[:, None, None], tf.exp(x - largest[:, None, None]), 0.0)

@@ -20,7 +20,7 @@ class Ops:
     jit_compile: bool
 
     def barrier(self, *xs):
-        """The arguments, behind a wall: a cast of weights stays in the loop, where it is part of the product."""
+        """The arguments behind an optimization barrier: a cast of weights stays in the loop, as part of the product."""
         ys = xla.optimization_barrier(*xs) if self.jit_compile else xs
         return ys[0] if len(xs) == 1 else ys
 

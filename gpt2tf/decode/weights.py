@@ -1,25 +1,19 @@
-"""The weights laid out for generation: the original's dict of variables in, the tensors of a `Packed` out.
+"""The weights laid out for generation: the original's dict of variables in, the tensors of a `Network` out.
 
-Variables are stacked over the layers, so that one loop runs through them and the program does not grow with their
+Variables are stacked over the layers, so that one loop runs through them and what is compiled does not grow with their
 number; matrices are cast to 16 bits or quantized to 8 by output row, and read by several threads straight into their
-place. There is nothing like it in openai/gpt-2.
-
-A matrix of `out` rows by `in` columns is [layer, streams, GROUPS, out / GROUPS, in / streams]. For few rows of
-activations streams is STREAMS: each group is a kernel's share of a matrix-vector product, with the cast of the weights
-inside, which reads all streams at a time. For more rows, and on a GPU, it is 1, so that matrices are whole.
-
-What was tried for packing on two cores with 124M, and what it gave: NumPy transposes [3072, 768] whole in 12 ms, in
-strips of 64 columns in 2.3; TensorFlow's own takes 1.7 on both cores, and 3.6 with the copy into place. Rows of 64
-outputs at a time: 11 ms.
+place. Names are the original's without `model/`, `h<layer>/` and `/w`: "wte", "ln_1/g", "attn/c_attn", "attn/c_attn/b".
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import math
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,19 +28,37 @@ MATMUL_FROM = 4  # rows of activations from which one matrix product beats as ma
 READERS = 4  # threads that read and pack, each of which holds a variable
 STRIP = 64  # columns of a matrix that are transposed at a time
 ALIGNMENT = 64  # bytes
-STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.uint16, "int8": np.int8}
 
 
-def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str, batch: int = 1) -> dict[str, tf.Tensor]:
-    """The weights of a model as the tensors of a `Packed`.
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A matrix of `out` rows by `in` columns, or one of each layer. NumPy arrays or, in a `Network`, tensors.
 
-    weights: by the original's names, each read once, from several threads. dtype: one of `limits.DTYPES`, of the
-    matrices and wte. int8: each output row w is round(w / scale) with scale = max |w| / 127, float32, under
-    name + "/scale". batch: the rows that the layout is for; it works for others too.
+    array: [(layer,) streams, GROUPS, out / GROUPS, in / streams]. For few rows of activations streams is STREAMS: each
+    group is a kernel's share of a matrix-vector product, with the cast of the weights inside, which reads all streams
+    at a time. For more rows, and on a GPU, it is 1, so that matrices are whole.
+    scale: [(layer,) out] float32, what int8 is to be multiplied by.
+    layers: array as [out, in] of each layer, in the same memory, for products that read a layer where it is.
+    """
+
+    array: Any
+    scale: Any = None
+    layers: tuple = ()
+
+
+Weights = dict[str, Any]  # a Matrix, or an array of what is no matrix
+
+
+def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str, batch: int = 1) -> Weights:
+    """The weights of a model as the tensors of a `Network`.
+
+    weights: by the original's names, each read once, from several threads. dtype: one of `checks.DTYPES`, of the
+    matrices and wte; int8: each output row w is round(w / scale) with scale = max |w| / 127. batch: the rows that the
+    layout is for; it works for others too.
     """
     arrays = allocate(hparams, dtype, streams_for(batch))
-    fill(arrays, weights, hparams, dtype)
-    return as_tensors(arrays, dtype)
+    fill(arrays, weights, hparams)
+    return as_tensors(arrays)
 
 
 def streams_for(batch: int) -> int:
@@ -54,9 +66,9 @@ def streams_for(batch: int) -> int:
     return 1 if batch >= MATMUL_FROM or tf.config.get_visible_devices("GPU") else STREAMS
 
 
-def allocate(hparams: HParams, dtype: str, streams: int) -> dict[str, np.ndarray]:
-    """The arrays of a `pack` to be: zeros, without memory until they are filled. 16 bits of any kind are uint16."""
-    arrays = {}
+def allocate(hparams: HParams, dtype: str, streams: int) -> Weights:
+    """The arrays of a `pack` to be: zeros, without memory until they are filled."""
+    arrays: Weights = {}
     for name, shape in variable_shapes(hparams).items():
         key, layer = _place(name)
         if layer:  # in the array of the first
@@ -67,17 +79,16 @@ def allocate(hparams: HParams, dtype: str, streams: int) -> dict[str, np.ndarray
             continue
         out, n_in = (shape[0] + -shape[0] % (BLOCK * GROUPS), shape[1]) if key == "wte" else shape[:0:-1]
         groups, parts = math.gcd(GROUPS, out), math.gcd(streams, n_in)  # GROUPS and streams for all published sizes
-        arrays[key] = _zeros([*lead, parts, groups, out // groups, n_in // parts], STORED[dtype])
-        if dtype == "int8":
-            arrays[f"{key}/scale"] = _zeros([*lead, out], np.float32)
+        array = _zeros([*lead, parts, groups, out // groups, n_in // parts], tf.as_dtype(dtype).as_numpy_dtype)
+        arrays[key] = Matrix(array, _zeros([*lead, out], np.float32) if dtype == "int8" else None)
     return arrays
 
 
-def fill(arrays: dict[str, np.ndarray], weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str) -> None:
-    """Read the weights into the arrays of `allocate`, a few variables at a time. Raises what the reading does."""
+def fill(arrays: Weights, weights: Mapping[str, np.ndarray], hparams: HParams) -> None:
+    """Read the weights into the arrays of `allocate`, a few variables at a time. Raises what reading them raises."""
     by_size = sorted(variable_shapes(hparams).items(), key=lambda item: -math.prod(item[1]))
     with concurrent.futures.ThreadPoolExecutor(min(READERS, os.cpu_count())) as pool:
-        done = [pool.submit(_fill_one, arrays, name, weights, dtype) for name, _ in by_size]
+        done = [pool.submit(_fill_one, arrays, name, weights) for name, _ in by_size]
         try:
             for each in done:
                 each.result()
@@ -86,64 +97,79 @@ def fill(arrays: dict[str, np.ndarray], weights: Mapping[str, np.ndarray], hpara
             raise
 
 
-def _fill_one(arrays: dict[str, np.ndarray], name: str, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+def _fill_one(arrays: Weights, name: str, weights: Mapping[str, np.ndarray]) -> None:
     key, layer = _place(name)
     at = ... if layer is None else layer
     value = np.asarray(weights[name])
-    if not is_matrix(name):
+    if is_matrix(name):
+        _fill_matrix(arrays[key], at, value, transposed=key != "wte")
+    else:
         arrays[key][at] = value
-        return
-    w = value if key == "wte" else value[0].T  # [out, in]
-    target = arrays[key][at]  # [streams, groups, out / groups, in / streams]
-    rows = target.reshape(len(target), -1, target.shape[-1])[:, : len(w)]  # [streams, out, in / streams], no padding
-    if dtype == "int8":
+
+
+def _fill_matrix(matrix: Matrix, at, value: np.ndarray, transposed: bool) -> None:
+    """value: [out, in], or [1, in, out] if it is transposed"""
+    array, dtype = _bits(matrix.array[at]), matrix.array.dtype  # [streams, groups, out / groups, in / streams]
+    if dtype.itemsize == 2:
+        value = _bits(np.asarray(tf.cast(value, dtype)))
+    w = value[0].T if transposed else value  # [out, in]
+    rows = array.reshape(len(array), -1, array.shape[-1])[:, : len(w)]  # [streams, out, in / streams], no padding
+    if dtype == np.int8:
         largest = np.maximum(w.max(axis=1), -w.min(axis=1))  # [out]
         scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # [out]
-        arrays[f"{key}/scale"][at][: len(w)] = scale
-    elif dtype != "float32":
-        narrow = np.asarray(tf.bitcast(tf.cast(value, dtype), tf.uint16))
-        w = narrow if key == "wte" else narrow[0].T  # [out, in]
+        matrix.scale[at][: len(w)] = scale
     # In strips, since NumPy's transposition of a whole matrix takes five times as long.
     for rows_of, part in zip(rows, np.split(w, len(rows), axis=1), strict=True):
         for start in range(0, part.shape[1], STRIP):
             strip = part[:, start : start + STRIP]
-            if dtype == "int8":
+            if dtype == np.int8:
                 with np.errstate(invalid="ignore"):  # a row that is not finite has such a scale, which is enough
                     strip = np.rint(strip / scale[:, None]).astype(np.int8)
             rows_of[:, start : start + STRIP] = strip
 
 
-def in_streams(arrays: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
+def in_streams(arrays: Weights, streams: int) -> Weights:
     """Filled arrays in another layout. What has no streams is shared."""
-    others = {}
-    for key, array in arrays.items():
-        others[key] = array
-        if array.ndim >= 4:
-            *lead, old, groups, rows, n = array.shape
+    others = dict(arrays)
+    for key, matrix in arrays.items():
+        if isinstance(matrix, Matrix):
+            *lead, old, groups, rows, n = matrix.array.shape
             new = math.gcd(streams, old * n)
-            others[key] = _zeros([*lead, new, groups, rows, old * n // new], array.dtype)
-            whole = np.moveaxis(array, -4, -2).reshape(*lead, groups, rows, new, -1)
-            np.copyto(others[key], np.moveaxis(whole, -2, -4))
+            array = _zeros([*lead, new, groups, rows, old * n // new], matrix.array.dtype)
+            whole = np.moveaxis(_bits(matrix.array), -4, -2).reshape(*lead, groups, rows, new, -1)
+            np.copyto(_bits(array), np.moveaxis(whole, -2, -4))
+            others[key] = dataclasses.replace(matrix, array=array)
     return others
 
 
-def as_tensors(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, tf.Tensor | list[tf.Tensor]]:
+def as_tensors(arrays: Weights) -> Weights:
     """The same memory as tensors; on a GPU, copies of it.
 
-    Matrices of float32 and int8 that are in one stream are there a second time, layer by layer: name + "/layers".
+    Matrices of float32 and int8 that are whole are there a second time, as `Matrix.layers`.
     """
-    tensors = {}
+    tensors: Weights = {}
     for key, array in arrays.items():
-        tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-        tensor = tf.bitcast(tensor, dtype) if array.dtype == np.uint16 else tensor
-        if tf.config.get_visible_devices("GPU"):
-            tensors[key] = tf.identity(tensor)
+        if not isinstance(array, Matrix):
+            tensors[key] = _tensor(array)
             continue
-        tensors[key] = tensor
-        if array.ndim == 5 and array.shape[1] == 1 and array.dtype != np.uint16 and array[0].nbytes % ALIGNMENT == 0:
-            layers = array.reshape(len(array), -1, array.shape[-1])  # [layer, out, in]
-            tensors[f"{key}/layers"] = [tf.experimental.dlpack.from_dlpack(w.__dlpack__()) for w in layers]
+        scale, array = array.scale, array.array
+        whole = array.ndim == 5 and array.shape[1] == 1 and array.dtype.itemsize != 2
+        layers = ()
+        if whole and array[0].nbytes % ALIGNMENT == 0 and not tf.config.get_visible_devices("GPU"):
+            layers = tuple(map(_tensor, array.reshape(len(array), -1, array.shape[-1])))  # [out, in] each
+        tensors[key] = Matrix(_tensor(array), None if scale is None else _tensor(scale), layers)
     return tensors
+
+
+def _tensor(array: np.ndarray) -> tf.Tensor:
+    tensor = tf.experimental.dlpack.from_dlpack(_bits(array).__dlpack__())
+    tensor = tf.bitcast(tensor, array.dtype) if array.dtype.itemsize == 2 else tensor
+    return tf.identity(tensor) if tf.config.get_visible_devices("GPU") else tensor
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """The same memory; 16 bits of any kind as uint16, which NumPy copies faster and DLPack knows."""
+    return array.view(np.uint16) if array.dtype.itemsize == 2 else array
 
 
 def _place(name: str) -> tuple[str, int | None]:

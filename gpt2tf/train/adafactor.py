@@ -1,8 +1,8 @@
 """Adafactor: an optimizer that keeps of a matrix's second moments only the means of its rows and of its columns.
 
-There is nothing like it in openai/gpt-2, whose authors did not publish their training. Mirrors Shazeer and Stern,
-"Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018), algorithms 4 to 6 without momentum. Keras's
-own makes the same updates, but stores the whole second moments beside the means, which is another copy of the weights.
+Mirrors Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018), algorithms 4 to 6
+without momentum. Keras's own makes the same updates, but stores the whole second moments beside the means, which is
+another copy of the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Dropout, with its random numbers as a function of (seed, step, row, place), and of nothing else.
+"""Dropout, with random numbers that are a function of (seed, step, row, place) and of nothing else.
 
-The original's published code has no dropout; GPT-2 was trained with it in the places that `gpt2tf.layers` names. A
+The original's published code has no dropout; GPT-2 was trained with it in the places that `gpt2tf.model` names. A
 number is a hash of its position, so a mask is the same whether a batch is computed at once, in parts, on several
 devices, or a second time for its gradients, and a run that is resumed goes on as if it had not stopped.
 """
@@ -11,6 +11,8 @@ import dataclasses
 import math
 
 import tensorflow as tf
+
+from gpt2tf.checks import fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +25,7 @@ class Rates:
 
     def __post_init__(self):
         for name, rate in dataclasses.asdict(self).items():
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropout {name} is {rate}; it must be from 0 (off) to below 1")
+            fraction(f"dropout {name}", rate)
 
 
 def row_keys(seed, step, rows):

@@ -1,9 +1,8 @@
 """A training run: update after update, with validation, samples and saves, until it is done or asked to stop.
 
-There is nothing like it in openai/gpt-2; the order of things is that of nshepperd/gpt-2 train.py. Differences: what a
-step sees and drops is a function of the seed and the step, so that a run which is stopped and resumed ends with the
-weights of one which was not, bit for bit on a CPU; validation loss, early stop; the loop prints nothing and yields
-`Report`s.
+The order within an update is that of nshepperd/gpt-2 train.py. Differences: the windows and the dropout of an update
+depend only on the seed and the step, so that a run which is stopped and resumed ends with the weights of one which was
+not, bit for bit on a CPU; validation loss, early stop; the loop prints nothing and yields `Report`s.
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.devices import from_workers
+from encoder.encoder import END_OF_TEXT
+from gpt2tf.devices import from_workers, losing_workers, running_out_of_memory
 from gpt2tf.generate import Generator
 from gpt2tf.train import saves
-from gpt2tf.train.tokens import Windows, fixed_windows, split
+from gpt2tf.train.tokens import Corpus, Windows, fixed_windows, split
 from gpt2tf.train.update import Trainer
 
-VALIDATION_BATCHES = 64  # spread over the validation tokens; of a small corpus they are all of them
-SAMPLE_TOP_K = 40  # of the samples on the way
+VALIDATION_BATCHES = 64  # at most, spread over the validation tokens; a small corpus has fewer
+SAMPLE_TOP_K = 40
+LESS = "give a smaller --batch_size, with more --accumulate, a smaller --window, --recompute or --optimizer adafactor"
+AGAIN = "start all workers again with --resume"
 DIVERGED = (
     "the {} at update {}: give a lower --learning_rate, more --warmup or a --clip; the last save, if any, is as it was"
 )
-LOGS = "logs"  # a folder in that of the run
+LOGS = "logs"  # a folder in the folder of the run
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # what TensorBoard draws as curves
 )
@@ -40,11 +41,20 @@ SCALARS = tf.compat.v1.SummaryMetadata(
 log = logging.getLogger(__name__)
 
 
+@contextlib.contextmanager
+def remedies(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns what TensorFlow raises into a MemoryError or a ConnectionError that says what to do."""
+    with running_out_of_memory(LESS), losing_workers(strategy, AGAIN):
+        yield
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What an update came to. loss: of this update in nats, with dropout; None: not due after it.
+    """The figures of an update.
 
-    validation: mean loss in nats. sample: [sample_length] tokens. saved: whether the folder holds this step now.
+    step: updates of the run so far. loss: of this update in nats, with dropout. gradient_norm: before clipping.
+    validation: mean loss in nats; sample: [sample_length] tokens; both are None where they are not due.
+    saved: whether the folder holds this step now.
     """
 
     step: int
@@ -59,27 +69,24 @@ class Report:
 
 
 class Run:
-    """A model that is being trained on a corpus, in a folder.
+    """A model that is trained on a corpus, in a folder.
 
-    tokens: [tokens] ids of the corpus; corpus: what tells it from others. end_of_text: the id that samples start from.
-    saved: what to go on from. chief: False for the workers that leave saving and sampling to the first one.
+    saved: the save to go on from. chief: False for a worker that leaves saves and samples to the first one.
+    Raises ValueError for a corpus that is too short for the settings, and for a save of another optimizer.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        tokens: np.ndarray,
+        corpus: Corpus,
         folder: str | os.PathLike,
-        *,
-        corpus: Mapping[str, Any],
-        end_of_text: int,
         saved: saves.Saved | None = None,
         chief: bool = True,
     ):
         self.trainer, self.settings = trainer, trainer.settings
-        self.folder, self.corpus, self.end_of_text, self.chief = folder, corpus, end_of_text, chief
+        self.corpus, self.folder, self.chief = corpus, folder, chief
         window = self.settings.window or trainer.model.hparams.n_ctx
-        train, self.held = split(tokens, window, self.settings.validation)
+        train, self.held = split(corpus.tokens, window, self.settings.validation)
         rows = self.settings.batch_size * self.settings.accumulate
         self.windows = Windows(train, window, rows, self.settings.seed)
         self.step, self.best, self.best_step = 0, math.inf, 0
@@ -92,71 +99,54 @@ class Run:
                 self.best, self.best_step = math.inf, self.step
 
     def validation_loss(self) -> float | None:
-        """Mean loss in nats on the part of the corpus that is kept for it; None if there is none."""
+        """Mean loss in nats on the tokens for validation; None if there are none."""
         if len(self.held) < 2:
             return None
         size = self.settings.batch_size
         return self.trainer.loss(fixed_windows(self.held, self.windows.window, size, VALIDATION_BATCHES))
 
-    def reports(self, stopping: threading.Event) -> Iterator[Report]:
+    def reports(self, stopping: threading.Event | None = None) -> Iterator[Report]:
         """Train to the end, or to the update after which `stopping` is set; both are saved. Yields after each update.
 
-        Raises FloatingPointError when the loss is not finite; OSError where the disk does.
+        Raises FloatingPointError when the loss is not finite; OSError where the disk does; MemoryError; ConnectionError
+        when another worker is gone.
         """
-        settings, seconds, first = self.settings, 0.0, self.step
-        targets = self.windows.batch_size * self.windows.window  # of an update
-        logs = self._make_log() if self.chief else None
-        for tokens in self._batches():
-            rate = float(self.trainer.optimizer.learning_rate)
-            start = time.perf_counter()
-            loss, norm = self.trainer.update(self.step, tokens.numpy())
-            took = time.perf_counter() - start
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                found = f"loss is {loss} and the gradients' norm {norm}"
-                raise FloatingPointError(DIVERGED.format(found, self.step + 1))
-            self.step += 1
-            # All workers stop after the same update, or those that go on would wait for the others.
-            stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
-            if stop:
-                stopping.set()
-            # The first update waits for its program to be compiled, which says nothing about the others.
-            done = max(1, self.step - first - 1)
-            seconds = took if done == 1 else seconds + took
-            report = Report(
-                self.step,
-                loss,
-                norm,
-                rate,
-                tokens_per_s=done * targets / seconds,
-                seconds_left=(settings.steps - self.step) * seconds / done,
-            )
-            report = self._after_update(report, stop)
-            try:
-                if logs:
-                    self._log(logs, report)
-            except OSError as error:  # what a run is for is its saves
-                log.warning("%s; training goes on without it", error)
-                logs = None
-            yield report
-            if stop or self._stops_early():
-                break
-        else:
-            stop = False
-        if settings.early_stop and self.chief and not stop:
+        stopping, stop = stopping or threading.Event(), False
+        with remedies(self.trainer.strategy):
+            scalars = _Scalars(self.folder) if self.chief else None
+            clock = _Clock()
+            while self.step < self.settings.steps:
+                report = self._update(clock)
+                # All workers stop after the same update, or those that go on would wait for the others.
+                stop = from_workers(self.trainer.strategy, int(stopping.is_set())).any()
+                if stop:
+                    stopping.set()
+                report = self._after_update(report, stop)
+                if scalars:
+                    scalars.write(report)
+                yield report
+                if stop or self._stops_early():
+                    break
+        if self.settings.early_stop and self.chief and not stop:
             saves.settle(self.folder, self.best_step)
 
-    def _batches(self):
-        """The windows of the steps to come, made while the one before is trained on."""
-
-        def windows(step):
-            return self.windows.batch(int(step))
-
-        def tensor(step):
-            tokens = tf.numpy_function(windows, [step], tf.int32)
-            tokens.set_shape([self.windows.batch_size, self.windows.window + 1])
-            return tokens
-
-        return tf.data.Dataset.range(self.step, self.settings.steps).map(tensor).prefetch(2)
+    def _update(self, clock: _Clock) -> Report:
+        rate = float(self.trainer.optimizer.learning_rate)
+        tokens = self.windows.batch(self.step)  # [batch, window + 1]
+        start = time.perf_counter()
+        loss, norm = self.trainer.update(self.step, tokens)
+        clock.add(time.perf_counter() - start)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise FloatingPointError(DIVERGED.format(f"loss is {loss} and the gradients' norm {norm}", self.step + 1))
+        self.step += 1
+        return Report(
+            self.step,
+            loss,
+            norm,
+            rate,
+            tokens_per_s=tokens[:, 1:].size / clock.mean,
+            seconds_left=(self.settings.steps - self.step) * clock.mean,
+        )
 
     def _after_update(self, report: Report, stopping: bool) -> Report:
         """Validate, sample and save as far as it is due."""
@@ -178,7 +168,7 @@ class Run:
         if saved and self.chief:
             progress = {"step": self.step, "best": self.best, "best_step": self.best_step}
             keep = self.best_step if settings.early_stop else None
-            state = saves.Saved(settings, self.corpus, progress, self.trainer.state())
+            state = saves.Saved(settings, self.corpus.identity, progress, self.trainer.state())
             saves.save(self.folder, self.trainer.model, self.step, state, keep)
         return dataclasses.replace(report, validation=validation, sample=sample, saved=bool(saved))
 
@@ -190,27 +180,56 @@ class Run:
         hparams = self.trainer.model.hparams
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
-        return Generator(self.trainer.model).generate([[self.end_of_text]], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
+        start = [self.corpus.enc.encoder[END_OF_TEXT]]
+        return Generator(self.trainer.model).generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
 
-    def _make_log(self):
-        with self._naming_logs():
-            return tf.summary.create_file_writer(os.path.join(self.folder, LOGS))
+
+@dataclasses.dataclass
+class _Clock:
+    """The mean time of an update. The first one waits for its function to be compiled and counts only while alone."""
+
+    updates: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.seconds = seconds if self.updates < 2 else self.seconds + seconds
+        self.updates += 1
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / max(1, self.updates - 1)
+
+
+class _Scalars:
+    """The numbers of the reports, where TensorBoard looks for them.
+
+    Raises OSError for a folder that cannot be written; a disk that fails later ends the writing, not the run.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = os.path.join(folder, LOGS)
+        with self._naming():
+            self.writer = tf.summary.create_file_writer(self.folder)
+
+    def write(self, report: Report) -> None:
+        if self.writer is None:
+            return
+        try:
+            with self._naming(), self.writer.as_default():
+                for name in ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "validation"):
+                    value = getattr(report, name)
+                    if value is not None:
+                        tf.summary.write(name, tf.constant(value, tf.float32), report.step, metadata=SCALARS)
+                if report.saved:
+                    self.writer.flush()
+        except OSError as error:
+            log.warning("%s; training goes on without it", error)
+            self.writer = None
 
     @contextlib.contextmanager
-    def _naming_logs(self):
+    def _naming(self):
         try:
             yield
         except tf.errors.OpError as error:
             reason = error.message.splitlines()[0].split("}} ")[-1]
-            raise OSError(f"cannot write {os.path.join(self.folder, LOGS)}: {reason}") from None
-
-    def _log(self, logs, report: Report) -> None:
-        """Write the numbers of a report where TensorBoard looks for them."""
-        names = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "validation")
-        with self._naming_logs(), logs.as_default():
-            for name in names:
-                value = getattr(report, name)
-                if value is not None:
-                    tf.summary.write(name, tf.constant(value, tf.float32), report.step, metadata=SCALARS)
-            if report.saved:
-                logs.flush()
+            raise OSError(f"cannot write {self.folder}: {reason}") from None

@@ -1,9 +1,9 @@
-"""The folder of a training run: a complete model folder that `sample.py` opens, and what it takes to go on.
+"""The saves of a training run, in a folder that is a complete model for `sample.py`.
 
 Mirrors the folders of nshepperd/gpt-2 and gpt-2-simple: `model-1000.*` beside a `checkpoint` file that names them.
-The optimizer's state and the run's record are in `training-1000.npz`. A save is complete when the `checkpoint` file
-that names it is renamed into place; what came before stays until then, so that a run can be killed at any time and
-go on from its last save.
+The optimizer's state and the record of the run are in `training-1000.npz`. A save is complete when the `checkpoint`
+file that names it is renamed into place; the save before it stays until then, so that a run can be killed at any time
+and resumed from its last save.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
 from gpt2tf.files import naming, replacing
-from gpt2tf.layers import GPT2
 from gpt2tf.locate import find_prefix
+from gpt2tf.model import GPT2
 from gpt2tf.train.settings import Settings
 from gpt2tf.train.tokens import DAMAGE
 
@@ -31,7 +31,7 @@ RECORD = "record"
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a save holds beside the weights. progress: numbers of the training loop; corpus: what tells a corpus."""
+    """What a save holds beside the weights. corpus: its `identity`; progress: the numbers of `Run` that change."""
 
     settings: Settings
     corpus: Mapping[str, Any]
@@ -40,13 +40,13 @@ class Saved:
 
 
 def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: int | None = None) -> None:
-    """Save a run at a step, and remove its other saves, but the one of the step `keep`.
+    """Save a run at a step, and remove its other saves except that of the step `keep`.
 
-    Raises OSError where the disk does; then the save before it is as it was.
+    Raises OSError where the disk does; then the save before is as it was.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_others(folder, {saved_step(folder), step, keep})  # what a save that was cut short left takes room
+    _remove_others(folder, {saved_step(folder), step, keep})  # an incomplete save may lie there, and takes room
     record = {field: getattr(saved, field) for field in ("corpus", "progress")}
     record["settings"] = dataclasses.asdict(saved.settings)
     with replacing(str(folder / f"training-{step}.npz")) as file:
@@ -58,7 +58,7 @@ def save(folder: str | os.PathLike, model: GPT2, step: int, saved: Saved, keep: 
 
 
 def settle(folder: str | os.PathLike, step: int) -> None:
-    """Make the folder that of an earlier step which was kept, and remove the later one."""
+    """Make the folder that of an earlier step whose save was kept, and remove the later save."""
     if os.path.exists(os.path.join(folder, f"model-{step}.index")):
         part = os.path.join(folder, "checkpoint.part")
         write_state(part, f"model-{step}")
@@ -67,7 +67,7 @@ def settle(folder: str | os.PathLike, step: int) -> None:
 
 
 def _remove_others(folder, steps) -> None:
-    """Remove the saves of other steps, and what is half written: nobody else writes to the folder of a run."""
+    """Remove the saves of other steps and incomplete files: no other process writes to the folder of a run."""
     for name in os.listdir(folder):
         save = re.fullmatch(r"(?:model|training)-(\d+)\.(?:npz|index|data-\d+-of-\d+)", name)
         if save and int(save[1]) not in steps:

@@ -1,7 +1,6 @@
-"""What may be set about training: one dataclass, which is the signature, the flags and the record of a run at once.
+"""The settings of a training run: one dataclass, which is the signature, the flags and the record of a save at once.
 
-There is nothing like it in openai/gpt-2. Names are those of nshepperd/gpt-2 and gpt-2-simple where those have one.
-No TensorFlow is imported.
+Names are those of nshepperd/gpt-2 and gpt-2-simple where those have one. No TensorFlow is imported.
 """
 
 from __future__ import annotations
@@ -11,48 +10,22 @@ import re
 from collections.abc import Callable
 
 from gpt2tf import checks
+from gpt2tf.checks import above, at_least, between, fraction, one_of
 
 OPTIMIZERS = ("adamw", "adafactor")
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("one", "mirrored", "multiworker")
 EMBEDDINGS = "embeddings"  # wte and wpe
-MOST = (checks.MAX_INT32, 1e30)  # of whole numbers, and of others: far above any use, where float32 has room
+LARGEST = 1e30  # far above any use, and float32 still has room above it
 
-
-def _at_least(least, below=None):
-    def check(name, value):
-        most = MOST[type(value) is float]
-        if not (value >= least and (value <= most if below is None else value < below)):
-            end = f"to below {below}" if below is not None else f"to {most}" if value > most else "or more"
-            raise ValueError(f"{name} is {value}; it must be {least} {end}")
-
-    return check
-
-
-def _above(bound):
-    def check(name, value):
-        most = MOST[type(value) is float]
-        if not bound < value <= most:
-            end = f" and at most {most}" if value > most else ""
-            raise ValueError(f"{name} is {value}; it must be above {bound}{end}")
-
-    return check
-
-
-def _one_of(values):
-    def check(name, value):
-        if value not in values:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(values)}")
-
-    return check
-
-
-def _seed(name, value):
-    checks.check_seed(value)
+count = at_least(0, checks.MAX_INT32)
+positive = at_least(1, checks.MAX_INT32)
+amount = at_least(0, LARGEST)
 
 
 def _freeze(name, value):
     parse_freeze(value)
+    return value
 
 
 def freeze_words(text: str) -> list[str]:
@@ -61,7 +34,7 @@ def freeze_words(text: str) -> list[str]:
 
 
 def parse_freeze(text: str) -> Callable[[str], bool]:
-    """From `embeddings,h0-h5` to whether a variable, by its name, stays as it is.
+    """From `embeddings,h0-h5` to a function that says of a variable's name whether it is frozen.
 
     Words: embeddings (wte and wpe), wte, wpe, ln_f, h3, h0-h5. Raises ValueError for others.
     """
@@ -95,30 +68,30 @@ class Settings:
     Raises ValueError that names what is out of range.
     """
 
-    steps: int = setting(1000, "updates of the weights, all runs of this name together", _at_least(1))
-    batch_size: int = setting(1, "windows in a batch, on all devices together", _at_least(1))
-    accumulate: int = setting(1, "batches whose gradients make one update", _at_least(1))
-    window: int | None = setting(None, "tokens that a prediction may look back to (the model's n_ctx)", _at_least(1))
-    learning_rate: float = setting(1e-4, "at its highest", _above(0))
-    warmup: int = setting(0, "updates over which the learning rate rises from 0", _at_least(0))
-    final_rate: float = setting(0.1, "share of learning_rate that a cosine comes down to; 1: no fall", _at_least(0))
-    optimizer: str = setting("adamw", "adafactor keeps almost no state, for the large models", _one_of(OPTIMIZERS))
-    beta_1: float = setting(0.9, "of AdamW", _at_least(0, 1))
-    beta_2: float = setting(0.999, "of AdamW", _at_least(0, 1))
-    weight_decay: float = setting(0.01, "of the matrices, times the learning rate", _at_least(0))
-    clip: float = setting(1.0, "norm that all gradients together are cut down to; 0 is off", _at_least(0))
-    dropout: float = setting(0.1, "share that is dropped where GPT-2 was trained so; 0 is off", _at_least(0, 1))
-    freeze: str = setting("", "what stays as it is: embeddings, h0-h5, ...", _freeze)
-    dtype: str = setting("float32", "bfloat16: mixed precision, float32 weights", _one_of(PRECISIONS))
+    steps: int = setting(1000, "updates of the weights in all, those before --resume included", positive)
+    batch_size: int = setting(1, "windows in a batch, on all devices together", positive)
+    accumulate: int = setting(1, "batches whose gradients make one update", positive)
+    window: int | None = setting(None, "tokens in a window (the model's n_ctx)", positive)
+    learning_rate: float = setting(1e-4, "at its highest", above(0, LARGEST))
+    warmup: int = setting(0, "updates over which the learning rate rises from 0", count)
+    final_rate: float = setting(0.1, "share of learning_rate at the end of its cosine; 1 is constant", amount)
+    optimizer: str = setting("adamw", "adafactor keeps almost no state, for the large models", one_of(OPTIMIZERS))
+    beta_1: float = setting(0.9, "of AdamW", fraction)
+    beta_2: float = setting(0.999, "of AdamW", fraction)
+    weight_decay: float = setting(0.01, "of the matrices, times the learning rate", amount)
+    clip: float = setting(1.0, "largest norm of all gradients together; 0 is off", amount)
+    dropout: float = setting(0.1, "share that is dropped where GPT-2 was trained so; 0 is off", fraction)
+    freeze: str = setting("", "what is not trained: embeddings, h0-h5, ...", _freeze)
+    dtype: str = setting("float32", "bfloat16: mixed precision, float32 weights", one_of(PRECISIONS))
     recompute: bool = setting(False, "compute activations twice, which saves memory: little on a CPU")
-    strategy: str = setting("one", "mirrored: all GPUs; multiworker: as TF_CONFIG says", _one_of(STRATEGIES))
-    seed: int = setting(0, "of the order of the data, dropout, samples, and untrained weights", _seed)
-    validation: float = setting(0.05, "share of the data, at its end, that is only for validation", _at_least(0, 1))
-    evaluate_every: int = setting(100, "updates between two validation losses; 0 is off", _at_least(0))
-    sample_every: int = setting(0, "updates between two samples; 0 is off", _at_least(0))
-    sample_length: int = setting(100, "tokens of such a sample", _above(0))
-    save_every: int = setting(500, "updates between two saves; the last one is always saved", _at_least(1))
-    early_stop: int = setting(0, "stop after so many validation losses without a new best; 0 is off", _at_least(0))
+    strategy: str = setting("one", "mirrored: all GPUs; multiworker: as TF_CONFIG says", one_of(STRATEGIES))
+    seed: int = setting(0, "of the data's order, dropout, samples, a new model's weights", between(0, checks.MAX_SEED))
+    validation: float = setting(0.05, "share of the data, at its end, that is only for validation", fraction)
+    evaluate_every: int = setting(100, "updates between two validation losses; 0 is off", count)
+    sample_every: int = setting(0, "updates between two samples; 0 is off", count)
+    sample_length: int = setting(100, "tokens of such a sample", positive)
+    save_every: int = setting(500, "updates between two saves; the last update is always saved", positive)
+    early_stop: int = setting(0, "stop after so many validation losses without a new best; 0 is off", count)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

@@ -1,8 +1,8 @@
 """The text of a training corpus: files and folders in, documents out, in pieces. Needs no TensorFlow.
 
-Mirrors nothing of openai/gpt-2, which was published without its training, and takes the place of
-src/load_dataset.py in its best known fork, nshepperd/gpt-2. Differences: no file is read as a whole, and the
-pieces have the tokens of the whole; `<|endoftext|>`, as users of that fork type it, ends a document.
+Takes the place of src/load_dataset.py in nshepperd/gpt-2, the best known fork of openai/gpt-2. Differences: no file is
+read as a whole, and the pieces have the tokens of the whole; `<|endoftext|>`, as users of that fork type it, ends a
+document.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OTHER_COLUMN = "name another text_column"
 LONGEST_FIELD = 2**31 - 1  # characters in a field of a csv file; as much as a C long takes everywhere
 HEAD = 2**13  # bytes in which a zero shows that a file is not text
 
-# The last place where text can be cut without changing a token. Encoder.pat matches from left to right, looks back
-# at nothing and ahead only from white space, and its tokens end where a run of letters, of digits or of signs ends.
+# The last place where text can be cut without changing a token. Encoder.pat matches from left to right, never looks
+# back, looks ahead only from white space, and its tokens end where letters, digits or signs end.
 # One place is doubtful: an apostrophe before a letter is either the last of some signs or starts a contraction.
 LAST_CUT = regex.compile(r"(?r)\p{L}(?=\P{L})|\p{N}(?=\P{N})|[^\s\p{L}\p{N}'](?=[\s\p{L}\p{N}])")
 BLANK = regex.compile(r"\s*")
@@ -39,29 +39,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that was not UTF-8, or half 
 log = logging.getLogger(__name__)
 
 
-def documents(path: str | os.PathLike, text_column: str = "text") -> Iterator[Iterator[str]]:
-    """The documents of DATA, each as pieces of text that are encoded one by one to the tokens of the whole.
-
-    path: a text file of any name; a .jsonl or .csv file, each of whose rows has a document in `text_column`;
-    or a folder of such files, with all its folders, in the order of their names. Hidden files and, with a
-    note, those that are not text and folders of models are left out of a folder. In all of them:
-
-    - the text `<|endoftext|>` ends a document, too; documents of nothing but white space are left out;
-    - a byte order mark is dropped, "\\r\\n" and "\\r" become "\\n", and a byte that is not UTF-8 becomes U+FFFD,
-      with one note;
-    - a piece is longer than LONGEST_PIECE by CHUNK at the most. A longer run of only letters, only digits,
-      only signs or only white space is cut all the same, at the cost of a token or two.
-
-    Each document is to be read before the next one is asked for; what is left of it is skipped.
-
-    Raises ValueError for data without text, a file that is not text, a missing column or a broken line (with
-    file and line); OSError for what cannot be read.
-    """
-    return read_documents(find_files(path), text_column)
-
-
 def find_files(path: str | os.PathLike) -> list[str]:
-    """The text files that DATA stands for, as for `documents`; raises ValueError if there are none."""
+    """The text files that DATA stands for.
+
+    path: a file of any name, or a folder: all files in it and in its folders, in the order of their names. Hidden files
+    and, with a note, files that are not text and folders of models are left out of a folder.
+    Raises ValueError for a file that is not text, and a folder without any; OSError for what cannot be read.
+    """
     path = os.fspath(path)
     if not os.path.isdir(path):
         if os.path.isfile(path) and not _is_text(path):  # from a pipe, whatever comes is text
@@ -83,7 +67,7 @@ def _walk(path: str, above: tuple[str, ...]) -> Iterator[str]:
         yield path
     elif os.path.realpath(path) not in above:
         names = sorted(os.listdir(path))
-        if all(name in names for name in VOCABULARY_FILES):  # the run's own folder, it may be
+        if all(name in names for name in VOCABULARY_FILES):  # it may be the folder of this very run
             log.info("%s holds a model and is left out", path)
             return
         for name in names:
@@ -96,10 +80,24 @@ def _is_text(path: str) -> bool:
         return b"\0" not in file.read(HEAD)
 
 
-def read_documents(
+def documents(
     files: list[str], text_column: str = "text", advance: Callable[[int], object] = lambda count: None
 ) -> Iterator[Iterator[str]]:
-    """The documents of files that `find_files` found. advance: called with a number of bytes that were read."""
+    """The documents of files, each as pieces of text that are encoded one by one to the tokens of the whole.
+
+    files: text, or .jsonl and .csv, each of whose rows has a document in `text_column`. In all of them:
+
+    - the text `<|endoftext|>` ends a document, too; documents of nothing but white space are left out;
+    - a byte order mark is dropped, "\\r\\n" and "\\r" become "\\n", and a byte that is not UTF-8 becomes U+FFFD,
+      with one note;
+    - a piece has at most LONGEST_PIECE + CHUNK characters. A longer sequence of only letters, only digits, only signs
+      or only white space is cut all the same, at the cost of a token or two.
+
+    Each document is to be read before the next one is asked for; what is left of it is skipped.
+    advance: called with the number of bytes of each read.
+    Raises ValueError for files without text, a missing column or a broken line (with file and line); OSError for what
+    cannot be read.
+    """
     replaced = collections.Counter()  # file: characters
     empty = True
     for file in files:

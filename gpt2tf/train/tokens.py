@@ -1,9 +1,8 @@
-"""Training corpora in, windows of tokens out. Needs no TensorFlow.
+"""The tokens of a training corpus: text in, windows out. Needs no TensorFlow.
 
-Mirrors nothing of openai/gpt-2, which was published without its training; its best known fork,
-nshepperd/gpt-2, has src/load_dataset.py, and the .npz files that it and gpt-2-simple write are read here.
-Differences: the corpus is streamed to a file and stays there; the real id of `<|endoftext|>` follows every
-document; which tokens a step sees hangs on the seed and the step alone, so that a run can be resumed anywhere.
+Takes the place of src/load_dataset.py in nshepperd/gpt-2; the .npz files that it and gpt-2-simple write are read.
+Differences: the corpus is streamed to a file and stays there; the real id of `<|endoftext|>` follows every document;
+the windows of a step depend only on the seed and the step, so that a run can be resumed anywhere.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from tqdm import tqdm
 
 from encoder.encoder import END_OF_TEXT, Encoder
+from gpt2tf.checks import at_least, fraction
 from gpt2tf.files import replacing
-from gpt2tf.train.text import documents, find_files, read_documents
+from gpt2tf.train.text import documents
 
 BLOCK = 2**20  # tokens checked at a time
 DAMAGE = (  # what NumPy and the modules under it raise for a file that is not as they wrote it, beside ValueError
@@ -32,31 +32,40 @@ DAMAGE = (  # what NumPy and the modules under it raise for a file that is not a
 )
 ENCODED = (".npy", ".npz")
 
-__all__ = ["Windows", "documents", "encode_corpus", "fixed_windows", "is_encoded", "open_tokens", "split"]
-
 log = logging.getLogger(__name__)
 
 
-def encode_corpus(
-    path: str | os.PathLike, enc: Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
-) -> np.ndarray:
-    """Encode DATA to the .npy file `target`, and return its tokens as `open_tokens` does.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """What a run is trained on.
 
-    path, text_column and errors: as for `documents`. The id of `<|endoftext|>` follows each document, also
+    tokens: ids of shape [tokens]; enc: the vocabulary they are of; identity: numbers that tell it from another corpus.
+    """
+
+    tokens: np.ndarray
+    enc: Encoder
+    identity: Mapping[str, int]
+
+
+def encode_corpus(
+    files: list[str], enc: Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
+) -> np.ndarray:
+    """Encode files to the .npy file `target`, and return its tokens as `open_tokens` does.
+
+    files, text_column and errors: as for `documents`. The id of `<|endoftext|>` follows each document, also
     the last one. The tokens are uint16, or uint32 for a vocabulary of more than 65,536.
     progress: a bar of the bytes read, if stderr is a terminal.
     The file gets its name when it is complete; an interrupted call leaves nothing behind.
     """
     n_vocab, end = len(enc.encoder), enc.encoder[END_OF_TEXT]
     dtype = _dtype(n_vocab)
-    files = find_files(path)  # before there is a new file in what may be their folder
     size = sum(os.path.getsize(file) for file in files)
     bar = tqdm(desc="Encoding", total=size, unit="B", unit_scale=True, disable=None if progress else True)
     target = os.path.realpath(target)  # of a link, the file is replaced and not the link
     with bar, replacing(target) as file:
         _write_header(file, dtype, 0)
         start = file.tell()
-        for document in read_documents(files, text_column, bar.update):
+        for document in documents(files, text_column, bar.update):
             for piece in document:
                 file.write(np.asarray(enc.encode(piece), dtype))
             file.write(np.asarray([end], dtype))
@@ -102,9 +111,7 @@ def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.
     A corpus so short that fewer than two tokens would be for validation, or fewer than window + 1 for training,
     is all for training, with a note; the other part is empty. Raises ValueError for a share outside [0, 1).
     """
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation is {validation}; it is a share of the corpus, at least 0 and below 1")
-    count = int(len(tokens) * validation)
+    count = int(len(tokens) * fraction("validation", validation))
     if validation and (count < 2 or len(tokens) - count < window + 1):
         log.warning("the corpus of %d tokens is too short to keep some for validation; all are trained on", len(tokens))
         count = 0
@@ -113,14 +120,14 @@ def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-    """Which tokens each step of the training sees: a function of (seed, step) alone.
+    """The windows of each training step: a function of (seed, step) alone.
 
     An epoch lays a grid of windows over the tokens, shifted by a random phase, and visits them in a random order.
-    It has each token as a target once, but for less than two windows of them at the ends of the corpus, and each
+    Each token is a target once in an epoch, except fewer than two windows of tokens at the ends of the corpus; the next
     epoch cuts the text at other places. Batches are filled across the ends of epochs.
 
-    tokens: ids of shape [tokens]. window: targets in a window; if there are fewer than window + 1 tokens, it
-    becomes all of them but one, with a note. Raises ValueError for fewer than two tokens.
+    tokens: ids of shape [tokens]. window: targets in a window; with fewer than window + 1 tokens it becomes one less
+    than their number, with a note. Raises ValueError for fewer than two tokens.
     """
 
     tokens: np.ndarray
@@ -144,9 +151,7 @@ class Windows:
 
     def batch(self, step: int) -> np.ndarray:
         """The windows of a step, counted from 0: int32 of shape [batch, window + 1]."""
-        if step < 0:
-            raise ValueError(f"step is {step}; steps are counted from 0")
-        first = int(step) * self.batch_size
+        first = int(at_least(0)("step", step)) * self.batch_size
         places = [divmod(number, self.epoch_size) for number in range(first, first + self.batch_size)]
         starts = [_starts(len(self.tokens), self.window, self.seed, epoch)[place] for epoch, place in places]
         return _gather(self.tokens, starts, self.window)
@@ -155,9 +160,9 @@ class Windows:
 def fixed_windows(tokens: np.ndarray, window: int, batch_size: int, limit: int | None = None) -> Iterator[np.ndarray]:
     """Windows for validation, always the same: int32 of shape [batch, window + 1].
 
-    They come in the order of the text, and each token is a target once at the most. The last batch is smaller if need
-    be, because all of a short text counts: weigh the batches by their rows. Tokens at the end that fill no window are
-    left out; if they would not fill one at all, the window is shorter. Fewer than two tokens give no batch.
+    They come in the order of the text, and each token is a target at most once. The last batch may be smaller, because
+    all of a short text counts: weigh the batches by their rows. Tokens at the end that fill no window are left out; a
+    text shorter than a window is one shorter window. Fewer than two tokens give no batch.
 
     limit: at most this many batches, of windows spread evenly over the tokens.
     """
@@ -170,9 +175,8 @@ def fixed_windows(tokens: np.ndarray, window: int, batch_size: int, limit: int |
 
 
 def _check_sizes(window: int, batch_size: int) -> None:
-    for name, value in ("window", window), ("batch_size", batch_size):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+    at_least(1)("window", window)
+    at_least(1)("batch_size", batch_size)
 
 
 def _gather(tokens: np.ndarray, starts: Iterable[int], window: int) -> np.ndarray:
@@ -187,7 +191,7 @@ def _epoch_size(size: int, window: int) -> int:
 @functools.lru_cache(maxsize=2)  # the current epoch's, and the next one's where a batch goes across
 def _starts(size: int, window: int, seed: int, epoch: int) -> np.ndarray:
     """Where the windows of an epoch start, in the order of the visit: int64 of shape [windows]."""
-    rng = np.random.default_rng([int(seed) % 2**64, epoch])  # it takes no negative seed
+    rng = np.random.default_rng([int(seed) % 2**64, epoch])  # default_rng takes no negative seed
     count = _epoch_size(size, window)
     phase = rng.integers(size - count * window)  # the largest is the last that leaves room for all, and one token
     return phase + window * rng.permutation(count)

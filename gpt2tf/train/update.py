@@ -1,8 +1,8 @@
-"""One update of the weights: loss, gradients, their sum over batches and devices, and the optimizer's step.
+"""One update of the weights: loss, gradients, their mean over batches and devices, and the optimizer's step.
 
-There is nothing like it in openai/gpt-2, which was published without its training. On one device all of it is one XLA
-program; under `tf.distribute` the gradients are, and what joins the devices stands between them and the optimizer. A
-row's loss and dropout do not depend on how the rows of an update are dealt out to batches and devices.
+On one device all of it is one function compiled by XLA; under `tf.distribute` only the gradients are compiled, because
+the reduction over the devices comes between them and the optimizer. The loss and the dropout of a row do not depend on
+how the rows of an update are distributed over batches and devices.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.layers import GPT2
-from gpt2tf.model import cross_entropy
+from gpt2tf.model import GPT2, cross_entropy
 from gpt2tf.train.adafactor import Adafactor
 from gpt2tf.train.dropout import row_keys
 from gpt2tf.train.settings import Settings, freeze_words, parse_freeze
@@ -39,10 +38,10 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
 
 
 class Trainer:
-    """A model with its optimizer, and the programs that train and judge it.
+    """A model with its optimizer, and the compiled functions of an update and of the validation loss.
 
     To be made under `strategy.scope()`, as the model is. Raises ValueError for settings that leave nothing to train,
-    that the devices cannot share, or that do not fit the model.
+    that do not fit the model, or whose batch_size is no multiple of the number of devices.
     """
 
     def __init__(self, model: GPT2, settings: Settings, strategy: tf.distribute.Strategy):
@@ -73,7 +72,7 @@ class Trainer:
         """
         tokens, rows = np.asarray(tokens), np.arange(len(tokens), dtype=np.int32)
         if self.replicas > 1:
-            tokens, rows = self._dealt(tokens), self._dealt(rows)
+            tokens, rows = self._distributed(tokens), self._distributed(rows)
         loss, norm = self._update(tokens, rows, tf.constant(step))
         first = self.strategy.experimental_local_results
         return float(first(loss)[0]), float(first(norm)[0])
@@ -98,8 +97,8 @@ class Trainer:
         for variable, value in zip(self.optimizer.variables, state, strict=True):
             variable.assign(value)
 
-    def _dealt(self, rows):
-        """Every device's share of the rows."""
+    def _distributed(self, rows):
+        """The rows of each device."""
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant(rows[context.replica_id_in_sync_group :: self.replicas])
         )
@@ -120,7 +119,7 @@ class Trainer:
         return loss, norm
 
     def _gradients(self, tokens, rows, step):
-        """The mean loss and its gradients, one batch after the other. tokens: [rows, window + 1]; rows: [rows]"""
+        """The mean loss and its gradients, batch by batch. tokens: [rows, window + 1]; rows: [rows], their numbers."""
         parts = self.settings.accumulate
         tokens = tf.reshape(tokens, [parts, -1, tokens.shape[-1]])  # [part, batch, window + 1]
         rows = tf.reshape(rows, [parts, -1])  # [part, batch]
@@ -137,7 +136,7 @@ class Trainer:
 
     def _batch_gradients(self, tokens, rows, step):
         with tf.GradientTape() as tape:
-            loss = self._loss(tokens, training=True, keys=row_keys(self.settings.seed, step, rows))
+            loss = self._loss(tokens, training=True, dropout_keys=row_keys(self.settings.seed, step, rows))
         gradients = tape.gradient(loss, [v.value for v in self.variables])
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 

@@ -74,18 +74,22 @@ def terminal():
         yield terminal
 
 
-def blocking(packages, tail):
-    """A command of Python that does `tail` where these packages cannot be imported."""
-    return [sys.executable, "-c", f"import sys; sys.modules.update(dict.fromkeys({packages!r})); {tail}"]
-
-
-def test_help_is_quick_and_needs_no_tensorflow(tmp_path):
+@pytest.mark.timing
+def test_help_is_quick(tmp_path):
     def seconds():
         started = time.monotonic()
         subprocess.run([*SAMPLE, "--help"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
         return time.monotonic() - started
 
     assert min(seconds() for _ in range(4)) < 0.5
+
+
+def blocking(packages, tail):
+    """A command of Python that does `tail` where these packages cannot be imported."""
+    return [sys.executable, "-c", f"import sys; sys.modules.update(dict.fromkeys({packages!r})); {tail}"]
+
+
+def test_help_needs_no_tensorflow(tmp_path):
     command = "import gpt2tf; from gpt2tf import cli; cli.main('sample')"
     run = blocking(["tensorflow", "keras", "numpy", "regex", "tqdm", "requests"], command)
     asked = subprocess.run([*run, "--help"], cwd=tmp_path, capture_output=True, check=True)
@@ -159,6 +163,7 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
     assert os.listdir(scratch) == []
 
 
+@pytest.mark.timing
 def test_ctrl_c_while_tensorflow_is_imported(tmp_path):
     (tmp_path / "samples").write_text("old")
     process = start("--output=samples", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -150,6 +150,7 @@ def test_unreadable_prompt_file(refused, tmp_path):
     assert refused(*FOUR, "--prompt_file", tmp_path / "x") == (1, f"{tmp_path / 'x'}: No such file or directory")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("finished", [0, 2])
 def test_ctrl_c_ends_a_long_batch_at_once_and_keeps_finished_samples(
     sample, tiny_generator, monkeypatch, tmp_path, finished

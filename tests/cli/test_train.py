@@ -222,28 +222,28 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--steps=0"], ["--steps: steps is 0; it must be 1 or more"]),
         (["--steps=many"], ["'many' is not a whole number"]),
         (["--batch_size=1.5"], ["'1.5' is not a whole number"]),
-        (["--window=0"], ["window is 0"]),
+        (["--window=0"], ["window is 0; it must be 1 or more"]),
         (["--learning_rate=0"], ["learning_rate is 0.0; it must be above 0"]),
-        (["--learning-rate=nan"], ["learning_rate is nan"]),
+        (["--learning-rate=nan"], ["learning_rate is nan; it must be above 0"]),
         (["--learning_rate=inf"], ["learning_rate is inf; it must be above 0 and at most 1e+30"]),
-        (["--weight_decay=1e39"], ["weight_decay is 1e+39; it must be 0 to 1e+30"]),
-        (["--steps=10000000000"], ["steps is 10000000000; it must be 1 to 2147483647"]),
-        (["--sample_length=10000000000"], ["it must be above 0 and at most 2147483647"]),
-        (["--dropout=1"], ["dropout is 1.0; it must be 0 to below 1"]),
-        (["--optimizer=sgd"], ["'sgd'", "adamw, adafactor"]),
-        (["--dtype=int8"], ["'int8'", "float32, bfloat16"]),
+        (["--weight_decay=1e39"], ["weight_decay is 1e+39; it must be from 0 to 1e+30"]),
+        (["--steps=10000000000"], ["steps is 10000000000; it must be from 1 to 2147483647"]),
+        (["--sample_length=10000000000"], ["sample_length is 10000000000; it must be from 1 to 2147483647"]),
+        (["--dropout=1"], ["dropout is 1.0; it must be from 0 to below 1"]),
+        (["--optimizer=sgd"], ["optimizer is 'sgd'; it must be one of adamw, adafactor"]),
+        (["--dtype=int8"], ["dtype is 'int8'; it must be one of float32, bfloat16"]),
         (["--freeze=h0,head"], ["'head'", "embeddings, wte"]),
-        (["--seed=-1"], ["seed is -1"]),
+        (["--seed=-1"], ["seed is -1; it must be from 0 to 4294967295"]),
         (["--early_stop=2", "--evaluate_every=0"], ["early_stop", "evaluate_every"]),
-        (["--validation=1"], ["validation is 1.0"]),
+        (["--validation=1"], ["validation is 1.0; it must be from 0 to below 1"]),
         (["--strategy=multiworker"], ["TF_CONFIG"]),
-        (["--strategy=all"], ["'all'", "one, mirrored, multiworker"]),
+        (["--strategy=all"], ["strategy is 'all'; it must be one of one, mirrored, multiworker"]),
         (["--run_name=a/b"], ["'a/b' is no name of a folder"]),
         (["--run_name=.."], ["'..' is no name"]),
         (["--run_name="], ["'' is no name"]),
         (["--lenght=3"], ["--lenght=3", "--help lists the flags"]),
         (["--text_column="], ["--text_column", "empty"]),
-        (["extra"], ["extra"]),
+        (["extra"], ["unrecognized arguments: extra"]),
     ],
 )
 def test_bad_usage(refused, place, flags, parts, monkeypatch):
@@ -274,7 +274,7 @@ def test_a_model_is_not_overwritten(refused, place, missing):
 @pytest.mark.parametrize("vocabulary", ["none", "of another model"])
 @pytest.mark.parametrize("sizes", ["in a file", "of the variables"])
 def test_the_vocabulary_of_another_model_is_refused(gpt2tf, place, sizes, vocabulary):
-    """Its ids are out of range, which a compiled program does not notice."""
+    """Its ids are out of range, which a compiled function does not notice."""
     hparams = HParams(n_vocab=300, n_ctx=16, n_embd=768, n_head=12, n_layer=1)
     save_checkpoint(GPT2(hparams, initial_value=lambda _, shape: np.zeros(shape, np.float32)), place / "mixed")
     for file in ("encoder.json", "vocab.bpe", *(["hparams.json"] if sizes != "in a file" else [])):
@@ -337,8 +337,8 @@ def test_data_that_is_not_there_or_holds_nothing(refused, place):
     np.save(place / "large.npy", np.array([1, 300]))
     for data, part in (
         ("missing.txt", "missing.txt: No such file"),
-        ("nothing.txt", "nothing.txt"),
-        ("none", "none"),
+        ("nothing.txt", "there is no text in"),
+        ("none", "is text, of 0; name a folder of text"),
         ("none.npy", "holds no tokens"),
         ("large.npy", "token 1 is 300"),
     ):
@@ -369,7 +369,7 @@ def test_what_only_the_model_tells_fails_in_one_line(train, flags, part):
 
 @pytest.mark.parametrize("command", ["sample", "finetune"])
 def test_a_run_that_saves_again_while_it_is_opened(train, gpt2tf, place, sample, monkeypatch, command):
-    """What was the model when the command began is gone when its weights are read."""
+    """The save that the command found is gone when its weights are read."""
     assert train("--steps=1", name="live")[0] == 0
     module = {"sample": cli_sample, "finetune": cli_train}[command]
 
@@ -395,8 +395,20 @@ def test_encoded_data_and_columns(train, place):
     assert (place / "b" / "tokens.npy").exists()
 
 
+def test_each_note_on_a_folder_of_texts_appears_once(train, gpt2tf, place):
+    for name, content in ("a.txt", TEXT.encode() + b"\xff"), ("b.png", b"\x89PNG\0"):
+        (place / "texts").mkdir(exist_ok=True)
+        (place / "texts" / name).write_bytes(content)
+    shutil.copytree(GOLDEN / "tiny-a", place / "texts" / "model")
+    _, _, err = train("--steps=1", data="texts")
+    of_files = ["1 files that are not text are left out", "texts/model holds a model and is left out"]
+    assert [err.count(note) for note in [*of_files, "1 bytes that are not UTF-8"]] == [1, 1, 1]
+    _, _, err = gpt2tf("train", "--resume", "--steps=2", data="texts")
+    assert [err.count(note) for note in [*of_files, "the text was encoded before"]] == [1, 1, 1]
+
+
 def test_models_in_a_folder_of_texts_are_no_texts(train, gpt2tf, place):
-    """Or its own saves would make another corpus of it."""
+    """Or the saves of a run in that folder would change its corpus."""
     flags = ["--models_dir", place / "texts" / "models", "--run_name=new"]
     (place / "texts").mkdir()
     (place / "texts" / "a.txt").write_text(TEXT)
@@ -459,7 +471,7 @@ def test_second_ctrl_c_leaves_at_once(train, place, monkeypatch):
 
 @pytest.mark.parametrize("why", ["No space left on device", "not writable"])
 def test_stdout_that_takes_no_lines_does_not_end_the_run(train, place, monkeypatch, why):
-    """What a run is for is its folder."""
+    """The result of a run is its folder."""
     monkeypatch.setattr("sys.stdout", open("/dev/full", "w") if "space" in why else open(os.devnull))
     code, out, err = train()
     assert code == 0 and err.count(f"stdout: {why}; training goes on without it") == 1
@@ -493,15 +505,3 @@ def test_process(place):
     assert process.communicate(timeout=60)[1] == ""
     assert saves.read_saved(place / "new").progress["step"] == saves.saved_step(place / "new") >= step + 5
     assert np.isfinite(values(load_model(place / "new"))["model/wte"]).all()
-
-
-def test_devices_share_a_batch_evenly_or_not_at_all(place):
-    from training import make_trainer
-
-    class Two:
-        num_replicas_in_sync = 2
-
-    trainer = make_trainer()
-    with pytest.raises(ValueError, match="batch_size is 3, which 2 devices cannot share evenly"):
-        type(trainer)(trainer.model, dataclasses.replace(trainer.settings, batch_size=3), Two())
-    assert tf.distribute.get_strategy().num_replicas_in_sync == 1

@@ -1,4 +1,4 @@
-"""The choice of a token without sorting: the tokens of `sampling`, of the NumPy oracle, with XLA and without."""
+"""The choice of a token without sorting: the tokens of `gpt2tf.sample`, of the NumPy oracle, with XLA and without."""
 
 import functools
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from gpt2tf.decode.choose import choose_token, float_key
+from gpt2tf.decode.choose import Options, choose_token, float_key
 from gpt2tf.decode.ops import Ops
-from gpt2tf.sampling import next_token
+from gpt2tf.sample import next_token
 
 PADDED = 384  # three blocks
 VOCABULARIES = (1, 40, 300)
@@ -38,9 +38,7 @@ def program(n_vocab, jit_compile):
         ],
     )
     def choose(logits, u, temperature, top_k, top_p):
-        return choose_token(
-            Ops(jit_compile), logits, u, n_vocab=n_vocab, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        return choose_token(Ops(jit_compile), logits, u, n_vocab, Options(temperature, top_k, top_p))
 
     return choose
 

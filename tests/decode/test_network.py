@@ -1,130 +1,14 @@
-"""The packed weights: what a quantized matrix holds, and the logits of the network over each kind of them."""
-
-import time
+"""The network over packed weights: its logits in prefill and decode steps, over each dtype, against the model's."""
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from logits import Logits
-from recorded import GOLDEN
+from logits import Logits, quantized
 from tolerances import PACKED, TINY_FLOAT32, relative
 
 from gpt2tf import GPT2, HParams
-from gpt2tf.checkpoint import load_weights
 from gpt2tf.checks import DTYPES
-from gpt2tf.decode.weights import STREAMS, allocate, fill, in_streams, pack
-from gpt2tf.names import variable_shapes
 
 MATRICES = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return dict(load_weights(GOLDEN / "tiny-a")[1])
-
-
-def rows_of(packed, name, dtype=np.float32):
-    """A packed matrix without its streams and groups, [..., out, in]."""
-    w = np.moveaxis(tf.cast(packed[name], dtype).numpy(), -4, -2)  # [..., groups, out / groups, streams, in / streams]
-    return w.reshape(*w.shape[:-4], w.shape[-4] * w.shape[-3], -1)
-
-
-def matrices(weights, n_layer):
-    """{packed name: [layer, out, in]} of the matrices of the layers, as the checkpoint has them."""
-    return {name: np.stack([weights[f"model/h{layer}/{name}/w"][0].T for layer in range(n_layer)]) for name in MATRICES}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_floats_are_the_nearest_of_their_kind(tiny, weights, dtype):
-    packed = pack(weights, tiny.hparams, dtype)
-    for name, w in matrices(weights, 3).items():
-        assert packed[name].dtype == dtype
-        assert np.array_equal(rows_of(packed, name), tf.cast(tf.cast(w, dtype), tf.float32))
-    assert np.array_equal(rows_of(packed, "wte")[:1000], tf.cast(tf.cast(weights["model/wte"], dtype), tf.float32))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("old, new", [(STREAMS, 1), (1, STREAMS)])
-def test_a_layout_is_the_same_whether_read_or_made_of_the_other(tiny, weights, dtype, old, new):
-    """So that a text does not depend on which batch size came first."""
-    arrays, expected = allocate(tiny.hparams, dtype, old), allocate(tiny.hparams, dtype, new)
-    fill(arrays, weights, tiny.hparams, dtype)
-    fill(expected, weights, tiny.hparams, dtype)
-    found = in_streams(arrays, new)
-    assert found.keys() == expected.keys()
-    for name in found:
-        assert found[name].shape == expected[name].shape and np.array_equal(found[name], expected[name])
-
-
-def quantized(w):
-    """[out, in] float32 -> (int8 values, scale [out]): each row by itself, halves to the even side."""
-    scale = np.abs(w).max(axis=-1) / np.float32(127)
-    return np.rint(w / scale[..., None]), scale
-
-
-def test_int8_is_rounded_by_output_row(tiny, weights):
-    packed = pack(weights, tiny.hparams, "int8")
-    for name, w in {**matrices(weights, 3), "wte": weights["model/wte"]}.items():
-        values, scale = quantized(w)
-        n_out = w.shape[-2]
-        assert packed[name].dtype == tf.int8
-        assert np.array_equal(rows_of(packed, name)[..., :n_out, :], values)
-        assert np.array_equal(packed[f"{name}/scale"].numpy()[..., :n_out], scale)
-        assert np.abs(values).max(axis=-1).min() == 127  # every row uses the whole range
-
-
-def test_what_cannot_be_read_ends_the_packing(tiny, weights):
-    read = []
-
-    class Damaged(dict):
-        def __getitem__(self, name):
-            read.append(name)
-            if name == "model/wte":  # the largest, and so the first
-                raise ValueError("damaged")
-            time.sleep(0.1)  # reading the rest would take seconds
-            return super().__getitem__(name)
-
-    with pytest.raises(ValueError, match="damaged"):
-        pack(Damaged(weights), tiny.hparams, "float32")
-    assert len(read) < len(weights) / 2
-
-
-def test_int8_halves_go_to_the_even_side_and_rows_of_zeros_stay(tiny, weights):
-    wte = weights["model/wte"].copy()
-    wte[0] = 0
-    wte[1, :6] = 127, 0.5, 1.5, 2.5, -0.5, -1.5
-    wte[1, 6:] = 0
-    wte[2] = 0
-    wte[2, 0] = 1e-42  # its 127th part is nothing
-    packed = pack({**weights, "model/wte": wte}, tiny.hparams, "int8")
-    found = rows_of(packed, "wte")[:3]
-    assert not found[0].any()
-    assert found[1, :6].tolist() == [127, 0, 2, 2, 0, -2]
-    assert np.isfinite(packed["wte/scale"].numpy()).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_everything_else_stays_float32_as_it_was(tiny, weights, dtype):
-    packed = pack(weights, tiny.hparams, dtype)
-    assert np.array_equal(packed["wpe"], weights["model/wpe"])
-    others = [name for name in variable_shapes(tiny.hparams) if name.split("/")[-1] in "gb"]
-    for name in others:
-        scope, leaf = name.removeprefix("model/").split("/", 1)
-        if scope == "ln_f":
-            found = packed[f"ln_f/{leaf}"]
-        else:
-            found = packed[leaf][int(scope[1:])]
-        assert found.dtype == tf.float32
-        assert np.array_equal(found, weights[name])
-    assert len(others) == 3 * 8 + 2
-
-
-def test_the_vocabulary_is_padded_with_rows_of_zeros(tiny, weights):
-    for dtype in DTYPES:
-        wte = rows_of(pack(weights, tiny.hparams, dtype), "wte")
-        assert len(wte) == 1024 and not wte[1000:].any()
-
-
 CASES = [(2, [3, 9]), (3, [1, 4, 9]), (5, [9, 1, 2, 5, 9])]
 
 
@@ -155,7 +39,7 @@ def test_logits_are_near_those_of_the_model(tiny, weights, dtype, jit_compile):
 def test_a_few_rows_are_multiplied_by_a_layer_where_it_is(tiny, weights, dtype):
     batch, lengths = CASES[-1]
     logits = Logits(tiny, weights, dtype, True, batch)
-    assert all(len(logits.packed.weights[f"{name}/layers"]) == 3 for name in MATRICES)
+    assert all(len(logits.network.weights[name].layers) == 3 for name in MATRICES)
     tokens = np.random.default_rng(0).integers(0, 1000, [batch, 16], dtype=np.int32)
     error = relative(logits(tokens, lengths, 2), reference(tiny, tokens, lengths, 2))
     assert error < {"float32": TINY_FLOAT32, **PACKED}[dtype]

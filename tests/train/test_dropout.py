@@ -37,7 +37,7 @@ def test_drops_in_its_places_and_nowhere_else(rates):
     tokens = np.random.default_rng(0).integers(0, SMALL.n_vocab, [2, 11])
     drops = [oracle.dropper(by_place(rates), SEED, STEP, row) for row in ROWS]
     expected = [oracle.forward(weights, SMALL.n_head, *pair) for pair in zip(tokens, drops, strict=True)]
-    found = model(tokens, training=True, keys=row_keys(SEED, STEP, ROWS))
+    found = model(tokens, training=True, dropout_keys=row_keys(SEED, STEP, ROWS))
     assert relative(found["logits"], np.stack(expected)) <= TINY_FLOAT32
     assert set(found) == {"logits"}  # a present with holes in it is of no use
     plain = model(tokens)["logits"]
@@ -52,7 +52,7 @@ def test_rates_of_0_are_the_plain_forward_pass():
 
 def test_without_training_nothing_is_dropped():
     tokens = np.arange(10)[None]
-    expected, found = net(0.0)(tokens), net(0.5)(tokens, keys=row_keys(SEED, STEP, [0]))
+    expected, found = net(0.0)(tokens), net(0.5)(tokens, dropout_keys=row_keys(SEED, STEP, [0]))
     assert np.array_equal(found["logits"], expected["logits"])
     assert np.array_equal(found["present"], expected["present"])
 
@@ -91,10 +91,10 @@ def test_share_and_independence():
 
 def test_every_place_of_the_network_has_its_own_masks(monkeypatch):
     """Seven of two blocks, though the keys of the blocks are derived in one way."""
-    import gpt2tf.layers
+    import gpt2tf.model
 
     seen = []
-    monkeypatch.setattr(gpt2tf.layers, "dropout", lambda x, rate, keys: seen.append(tuple(keys.numpy())) or x)
+    monkeypatch.setattr(gpt2tf.model, "dropout", lambda x, rate, keys: seen.append(tuple(keys.numpy())) or x)
     net(0.1)(np.zeros([3, 4], int), training=True)
     assert len(seen) == 7
     assert len(set(sum(seen, ()))) == 7 * 3

@@ -1,4 +1,4 @@
-"""The loop of a training run: what it reports, when it validates, samples, saves and stops, and how it goes on."""
+"""The loop of a training run: its reports, when it validates, samples, saves and stops, and how it is resumed."""
 
 import functools
 import threading
@@ -22,9 +22,7 @@ def make_run(compiled_trainer, tmp_path):
     """A run of the trainer as new, with settings of the loop."""
 
     def make(saved=None, tokens=None, chief=True, **settings):
-        tokens = corpus() if tokens is None else tokens
-        options = {"corpus": {}, "end_of_text": 299, "saved": saved, "chief": chief}
-        return Run(reset(compiled_trainer, **settings), tokens, tmp_path / "run", **options)
+        return Run(reset(compiled_trainer, **settings), tokens or corpus(), tmp_path / "run", saved, chief)
 
     return make
 
@@ -40,7 +38,7 @@ def stopped(run, step):
 
 
 def test_stopped_and_resumed_is_not_stopped(make_run, compiled_trainer, tmp_path):
-    """Bit for bit: weights, the optimizer's state, losses. Five updates are no whole epoch of the corpus."""
+    """Bit for bit: weights, the optimizer's state, losses. The stop after five updates is in the middle of an epoch."""
     settings = {"steps": 12, "evaluate_every": 4, "warmup": 3}
     expected = list(make_run(**settings).reports(NEVER))
     weights, state = values(compiled_trainer.model), compiled_trainer.state()
@@ -60,7 +58,7 @@ def test_stopped_and_resumed_is_not_stopped(make_run, compiled_trainer, tmp_path
         np.testing.assert_array_equal(found, value, strict=True)
 
 
-def test_programs_of_xla_equal_op_by_op(compiled_trainer, eagerly):
+def test_compiled_functions_equal_eager_ones(compiled_trainer, eagerly):
     eager = make_trainer(ONE_LAYER)
     expected = [eager.update(step, batch(seed=step)) for step in range(3)]
     tf.config.run_functions_eagerly(False)
@@ -85,7 +83,7 @@ def test_reports(make_run, compiled_trainer):
         trained.append(float(optimizer.learning_rate))
     assert [report.learning_rate for report in reports] == trained  # of this update, not of the next one
     assert reports[-1].validation == run.validation_loss()
-    train_part, held = split(corpus(), 8, 0.05)
+    train_part, held = split(corpus().tokens, 8, 0.05)
     assert reports[-1].validation == pytest.approx(compiled_trainer.loss(fixed_windows(held, 8, 2)), rel=CURVE)
     windows = Windows(train_part, 8, 2, seed=3)
     reset(compiled_trainer)
@@ -93,7 +91,7 @@ def test_reports(make_run, compiled_trainer):
 
 
 def test_asked_to_stop_it_saves_what_it_did(make_run, compiled_trainer, tmp_path):
-    """Whether that is asked before it starts or while a report is read."""
+    """Whether it is asked before it starts or while a report is read."""
     stopping = threading.Event()
     stopping.set()
     assert [(report.step, report.saved) for report in make_run().reports(stopping)] == [(1, True)]
@@ -184,7 +182,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_keeps_the_save(make_run, compi
 
 
 def test_weights_that_are_not_finite_are_not_saved(make_run, compiled_trainer, tmp_path, monkeypatch):
-    """What the last update made of them, its loss does not tell."""
+    """The loss of the last update does not show what that update made of the weights."""
     run, update = make_run(steps=2, save_every=1), compiled_trainer.update
 
     def breaking(step, tokens):

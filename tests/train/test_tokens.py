@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from encoder import Encoder, get_encoder
 from gpt2tf.train import tokens as data
+from gpt2tf.train.text import find_files
 from gpt2tf.train.tokens import Windows, encode_corpus, fixed_windows, is_encoded, open_tokens, split
 
 ENC = get_encoder()
@@ -39,7 +40,7 @@ def corpus(tmp_path):
 
 
 def test_a_corpus_becomes_an_array_that_numpy_reads(corpus, tmp_path):
-    tokens = encode_corpus(corpus, ENC, tmp_path / "corpus.npy")
+    tokens = encode_corpus(find_files(corpus), ENC, tmp_path / "corpus.npy")
     assert tokens.tolist() == TOKENS and isinstance(tokens, np.memmap)
     stored = np.load(tmp_path / "corpus.npy", mmap_mode="r", allow_pickle=False)
     assert stored.tolist() == TOKENS and stored.dtype == np.uint16
@@ -49,26 +50,26 @@ def test_a_corpus_becomes_an_array_that_numpy_reads(corpus, tmp_path):
 def test_pieces_of_a_long_document_are_joined(tmp_path):
     text = "Don't stop 'till  you get\n\n enough, 1,000 times. " * 4000
     (tmp_path / "a").write_text(text, encoding="utf-8")
-    assert encode_corpus(tmp_path / "a", ENC, tmp_path / "a.npy").tolist() == [*ENC.encode(text), END]
+    assert encode_corpus(find_files(tmp_path / "a"), ENC, tmp_path / "a.npy").tolist() == [*ENC.encode(text), END]
 
 
 @pytest.mark.parametrize("n_vocab, dtype", [(65536, np.uint16), (65537, np.uint32)])
 def test_a_larger_vocabulary_has_larger_tokens(corpus, tmp_path, n_vocab, dtype):
     table = {token: token_id for token, token_id in ENC.encoder.items() if token_id != END}
     table |= {f"<|{token_id}|>": token_id for token_id in range(END, n_vocab - 1)} | {"<|endoftext|>": n_vocab - 1}
-    tokens = encode_corpus(corpus, Encoder(table, ENC.bpe_ranks), tmp_path / "a.npy")
+    tokens = encode_corpus(find_files(corpus), Encoder(table, ENC.bpe_ranks), tmp_path / "a.npy")
     assert tokens.dtype == dtype
     assert tokens.tolist() == [n_vocab - 1 if token == END else token for token in TOKENS]
 
 
 def test_the_target_may_be_in_the_folder_that_is_read(corpus, tmp_path):
     for _ in range(2):
-        assert encode_corpus(tmp_path, ENC, tmp_path / "a.npy").tolist() == TOKENS
+        assert encode_corpus(find_files(tmp_path), ENC, tmp_path / "a.npy").tolist() == TOKENS
 
 
 def test_of_a_link_the_file_is_replaced(corpus, tmp_path):
     (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
-    encode_corpus(corpus, ENC, tmp_path / "link.npy")
+    encode_corpus(find_files(corpus), ENC, tmp_path / "link.npy")
     assert (tmp_path / "link.npy").is_symlink()
     assert np.load(tmp_path / "real.npy").tolist() == TOKENS
 
@@ -86,7 +87,7 @@ def test_an_interrupted_call_leaves_nothing_behind(corpus, tmp_path, before):
     if before:
         target.write_bytes(before)
     with pytest.raises(KeyboardInterrupt):
-        encode_corpus(corpus, Interrupted(ENC.encoder, ENC.bpe_ranks), target)
+        encode_corpus(find_files(corpus), Interrupted(ENC.encoder, ENC.bpe_ranks), target)
     assert sorted(os.listdir(tmp_path)) == ["a.npy"] * bool(before) + ["corpus.txt"]
     assert not before or target.read_bytes() == before
 
@@ -98,7 +99,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(OSError, match=r"a\.npy'$") as raised:
-            encode_corpus(tmp_path / "a", ENC, tmp_path / "a.npy")
+            encode_corpus(find_files(tmp_path / "a"), ENC, tmp_path / "a.npy")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.errno == errno.EFBIG
@@ -107,12 +108,12 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
 
 def test_errors_name_what_the_user_named(corpus, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere/a\.npy'$"):
-        encode_corpus(corpus, ENC, tmp_path / "nowhere" / "a.npy")
+        encode_corpus(find_files(corpus), ENC, tmp_path / "nowhere" / "a.npy")
     with pytest.raises(FileNotFoundError, match=r"missing\.txt'$"):
-        encode_corpus(tmp_path / "missing.txt", ENC, tmp_path / "a.npy")
+        encode_corpus(find_files(tmp_path / "missing.txt"), ENC, tmp_path / "a.npy")
     with pytest.raises(ValueError, match="there is no text in"):
         corpus.write_text("")
-        encode_corpus(corpus, ENC, tmp_path / "a.npy")
+        encode_corpus(find_files(corpus), ENC, tmp_path / "a.npy")
     assert os.listdir(tmp_path) == ["corpus.txt"]
 
 
@@ -126,16 +127,16 @@ def test_the_bar_counts_the_bytes_of_the_data(tmp_path, monkeypatch, name):
     content = '{"text": "words"}\n' * 5000 if name == "a.jsonl" else "text\n" + "日本\n" * 5000
     (tmp_path / name).write_text(content, encoding="utf-8", newline="\n")
     monkeypatch.setattr("sys.stderr", Terminal())
-    encode_corpus(tmp_path / name, ENC, tmp_path / "a.npy")
+    encode_corpus(find_files(tmp_path / name), ENC, tmp_path / "a.npy")
     size = f"{len(content.encode()) / 1000:.1f}k"
     assert "Encoding: 100%" in sys.stderr.getvalue() and f" {size}/{size} [" in sys.stderr.getvalue()
 
 
 def test_no_bar_where_nobody_looks(corpus, tmp_path, monkeypatch, capsys):
-    encode_corpus(corpus, ENC, tmp_path / "a.npy")
+    encode_corpus(find_files(corpus), ENC, tmp_path / "a.npy")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr", Terminal())
-    encode_corpus(corpus, ENC, tmp_path / "a.npy", progress=False)
+    encode_corpus(find_files(corpus), ENC, tmp_path / "a.npy", progress=False)
     assert sys.stderr.getvalue() == ""
 
 
@@ -275,7 +276,7 @@ def test_a_share_is_less_than_all(share):
 
 
 def starts_by_the_book(size, window, seed):
-    """All windows one after the other, as the docstrings tell it."""
+    """The starts of all windows, one after the other, as the docstrings say."""
     for epoch in itertools.count():
         rng = np.random.default_rng([seed, epoch])
         count = max(1, size // window - 1)
@@ -285,7 +286,7 @@ def starts_by_the_book(size, window, seed):
 
 @settings(max_examples=150, deadline=None)
 @given(sizes, windows, batch_sizes, st.integers(0, 2**64 - 1), st.integers(0, 60))
-def test_a_batch_hangs_on_seed_and_step_alone(size, window, batch_size, seed, step):
+def test_a_batch_depends_on_seed_and_step_alone(size, window, batch_size, seed, step):
     made = Windows(np.arange(size, dtype=np.uint16), window, batch_size, seed)
     window = min(window, size - 1)
     batch = made.batch(step)
@@ -349,8 +350,8 @@ def test_a_short_corpus_makes_the_window_shorter(caplog):
     [
         (1, 4, 1, "the corpus has 1 tokens, and training needs at least 2"),
         (0, 4, 1, "the corpus has 0 tokens"),
-        (9, 0, 1, "window is 0; it must be at least 1"),
-        (9, 4, 0, "batch_size is 0; it must be at least 1"),
+        (9, 0, 1, "window is 0; it must be 1 or more"),
+        (9, 4, 0, "batch_size is 0; it must be 1 or more"),
     ],
 )
 def test_windows_that_cannot_be(size, window, batch_size, message):

@@ -1,8 +1,9 @@
-"""An update of the weights: its loss and gradients against readings of other hands, and each setting's effect.
+"""An update of the weights: its loss and gradients against independent implementations, and each setting's effect.
 
-All of it eager, where a small model takes milliseconds; the programs of XLA are compared with that.
+All of it eager, where a small model takes milliseconds; test_loop.py compares the compiled functions with that.
 """
 
+import dataclasses
 import json
 
 import keras
@@ -86,7 +87,7 @@ def test_recompute_changes_nothing_but_rounding():
 
 
 def test_batches_in_parts_are_the_batch_in_one():
-    """With dropout, of which a row has its own wherever it is computed."""
+    """With dropout: the mask of a row is the same wherever the row is computed."""
     outcomes = []
     for accumulate in (1, 2, 4):
         trainer = make_trainer(accumulate=accumulate, batch_size=4 // accumulate, dropout=0.3)
@@ -131,8 +132,8 @@ def test_adafactor_trains_and_keeps_little():
     assert sum(value.size for value in trainer.state()) < 0.1 * size
 
 
-def test_adafactor_updates_as_kerass_does():
-    """Which keeps more, but computes the same."""
+def test_adafactor_makes_the_updates_of_keras():
+    """Keras's keeps more state, but makes the same updates."""
     own, keras_ = make_trainer(optimizer="adafactor"), make_trainer(optimizer="adafactor")
     schedule = own.optimizer._learning_rate
     keras_.optimizer = keras.optimizers.Adafactor(schedule, relative_step=False, weight_decay=0.01)
@@ -283,7 +284,7 @@ def test_early_stop_needs_a_validation_loss():
 
 
 def test_memory_that_training_takes_is_estimated():
-    """Against what was measured at the size of 124M on a CPU; and each saving saves."""
+    """Against measurements at the size of 124M on a CPU; and each way to save memory saves some."""
     base = {"batch_size": 2, "window": 256}
     for settings, measured in (({}, 3.97e9), ({"recompute": True}, 4.16e9),
                                ({"recompute": True, "optimizer": "adafactor"}, 3.43e9)):  # fmt: skip
@@ -296,9 +297,18 @@ def test_memory_that_training_takes_is_estimated():
         assert training_bytes(PUBLISHED["124M"], Settings(**large | settings)) < 0.99 * whole
 
 
+def test_devices_share_a_batch_evenly_or_not_at_all():
+    class Two:
+        num_replicas_in_sync = 2
+
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="batch_size is 3, which 2 devices cannot share evenly"):
+        Trainer(trainer.model, dataclasses.replace(trainer.settings, batch_size=3), Two())
+
+
 def test_gradients_reach_the_keras_model_with_keys_of_its_own():
     """Training by hand, as in any Keras model: a tape around a call."""
     model = GPT2(SMALL, initial_value=initial_value)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(batch(), training=True, keys=row_keys(0, 0, [0, 1]))["logits"])
+        loss = tf.reduce_sum(model(batch(), training=True, dropout_keys=row_keys(0, 0, [0, 1]))["logits"])
     assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_weights))
