@@ -109,7 +109,7 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
     monkeypatch.setattr(
         cli_sample,
         "_load",
-        lambda files, args, first: tiny_generator if files.prefix.startswith(str(GOLDEN)) else load(files, args, first),
+        lambda files, *rest: [tiny_generator] if files.prefix.startswith(str(GOLDEN)) else load(files, *rest),
     )
 
     def leave_at_once(code):
