@@ -29,7 +29,7 @@ LOST = (
 def use_device(device: str, tf32: bool = False) -> None:
     """Choose the device for the rest of the process; to be called before any tensor is made.
 
-    device: one of `limits.DEVICES`; auto takes a GPU where there is one. A GPU's memory is taken as it is needed, so
+    device: one of `checks.DEVICES`; auto takes a GPU where there is one. A GPU's memory is taken as it is needed, so
     that two processes can share it. tf32: let a GPU round the factors of float32 products to 10 bits, which is faster
     and gives other text than a CPU. Raises ValueError for a GPU that is not there.
     """
@@ -44,10 +44,16 @@ def use_device(device: str, tf32: bool = False) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
 
 
+def all_devices() -> list[str]:
+    """The names of all GPUs of this machine, or of its CPU's devices where there is none."""
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
+
+
 def make_strategy(name: str) -> tf.distribute.Strategy:
     """The strategy of a name in `settings.STRATEGIES`; to be made before any tensor is.
 
-    one: a single device. mirrored: all GPUs of this machine, or the CPU devices where there is none.
+    one: a single device. mirrored: the devices of `all_devices`.
     multiworker: the machines of the environment variable TF_CONFIG, with all their GPUs; every worker runs the same
     command with its own TF_CONFIG, and all see the same files.
     Raises ValueError for a TF_CONFIG that is not there or does not say who is who; ConnectionError where not all
@@ -56,8 +62,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "multiworker":
         return _joined(cluster.read_cluster())
     if name == "mirrored":
-        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        return tf.distribute.MirroredStrategy([device.name for device in devices])
+        return tf.distribute.MirroredStrategy(all_devices())
     return tf.distribute.get_strategy()
 
 
@@ -107,14 +112,14 @@ def from_workers(strategy: tf.distribute.Strategy, values) -> np.ndarray:
     values = np.asarray(values)[None]
     if strategy.cluster_resolver is None:
         return values
-    gathered = strategy.experimental_local_results(_gather_program(strategy)(tf.constant(values)))
+    gathered = strategy.experimental_local_results(_compiled_gather(strategy)(tf.constant(values)))
     devices = len(strategy.extended.worker_devices)  # of one worker; they all say the same
     return gathered[0].numpy()[::devices]
 
 
 @functools.lru_cache(maxsize=1)
-def _gather_program(strategy):
-    """As strategy.gather, which makes a new program for each call."""
+def _compiled_gather(strategy):
+    """As strategy.gather, which compiles anew for each call."""
 
     def gather(values):  # made here, so that it is on this device  -> [devices, ...]
         return tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)

@@ -28,6 +28,14 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def weights():
+    """The recorded model's weights, by the original's names."""
+    from gpt2tf.checkpoint import load_weights
+
+    return dict(load_weights(GOLDEN / "tiny-a")[1])
+
+
+@pytest.fixture(scope="session")
 def tiny_generator(tiny):
     """The same for generation; not compiled by XLA, as the tests of the command line need many compiled functions."""
     from gpt2tf import Generator
@@ -109,7 +117,7 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
     monkeypatch.setattr(
         cli_sample,
         "_load",
-        lambda files, args, first: tiny_generator if files.prefix.startswith(str(GOLDEN)) else load(files, args, first),
+        lambda files, *rest: [tiny_generator] if files.prefix.startswith(str(GOLDEN)) else load(files, *rest),
     )
 
     def leave_at_once(code):

@@ -1,4 +1,4 @@
-"""Training and sampling on several devices and workers: the result of one, and an end when a worker is lost."""
+"""Training and sampling on several devices or machines: the result of one, and an end when a worker is lost."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import pytest
 from recorded import GOLDEN
 
 from gpt2tf import cli, cluster
+from gpt2tf.cli import train as cli_train
 
 ROOT = GOLDEN.parent.parent
 SIZES = {"n_vocab": 300, "n_ctx": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
@@ -79,6 +80,8 @@ def on_one_machine(place):
         train_flags("mirrored", *steps, "--strategy", "mirrored"),
         [*SAMPLES, "--model_name", "one"],
         [*SAMPLES, "--model_name", "one", "--strategy", "mirrored"],
+        [*SAMPLES, "--model_name", "one", "--shard", "1/2", "--strategy", "mirrored"],
+        [*SAMPLES, "--model_name", "one", "--shard", "2/2"],
         train_flags("odd", *steps, "--strategy", "mirrored", "--batch_size", "3"),
     ]
     run = subprocess.run(
@@ -135,14 +138,14 @@ def curve(stdout):
     return {int(step): (float(loss), float(validation)) for step, loss, validation in lines}
 
 
-def weights(folder):
+def weights_in(folder):
     from gpt2tf.checkpoint import load_weights
 
     return dict(load_weights(folder)[1])
 
 
 def assert_same_weights(folder, expected):
-    found = weights(folder)
+    found = weights_in(folder)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-5, err_msg=name)  # one update moves by 1e-2
@@ -153,7 +156,7 @@ def test_mirrored_training_is_that_of_one_device(place, on_one_machine):
     assert (code, mirrored_code) == ("0", "0")
     assert list(curve(one)) == [2, 4, 6, 8] and curve(one)[8] < curve(one)[2]
     assert curve(mirrored) == {step: pytest.approx(losses, abs=2e-4) for step, losses in curve(one).items()}
-    assert_same_weights(place / "mirrored", weights(place / "one"))
+    assert_same_weights(place / "mirrored", weights_in(place / "one"))
 
 
 def test_a_batch_for_which_there_are_too_many_devices(on_one_machine):
@@ -166,7 +169,14 @@ def test_mirrored_samples_are_those_of_one_device(on_one_machine):
     results, stderr = on_one_machine
     assert results[2] == results[3] and results[2][1] == "0"
     assert [json.loads(line)["sample"] for line in results[3][0].splitlines()] == [1, 2, 3, 4, 5]
-    assert stderr.count("sampling on 2 devices") == 1
+    assert stderr.count("sampling on 2 devices") == 2  # of two commands
+    assert stderr.count("gpt2tf sample: loading") == 4  # of four commands, for all devices together
+
+
+def test_shards_make_the_samples_of_one_machine(on_one_machine):
+    whole, (first, first_code), (second, second_code) = on_one_machine[0][2][0].splitlines(), *on_one_machine[0][4:6]
+    assert (first_code, second_code) == ("0", "0")
+    assert first.splitlines() == [*whole[:2], whole[4]] and second.splitlines() == whole[2:4]
 
 
 def test_workers_train_as_one_device_through_a_loss_a_ctrl_c_and_resumption(place, on_one_machine):
@@ -188,19 +198,12 @@ def test_workers_train_as_one_device_through_a_loss_a_ctrl_c_and_resumption(plac
     assert "another worker was interrupted, so all have stopped after the same update, which is saved" in chief[2]
     assert worker[1] == "" and worker[2].endswith("Ctrl-C again leaves at once, without saving\n")
     assert curve(chief[1]) == {step: pytest.approx(expected[step], abs=2e-4) for step in (6, 8)}
-    assert_same_weights(place / "several", weights(place / "one"))
+    assert_same_weights(place / "several", weights_in(place / "one"))
     assert not [file for file in os.listdir(place / "several") if file.endswith(".part")]
 
 
 def last(end):
     return end[2].splitlines()[-1]
-
-
-def test_workers_sample_as_one_device(place, on_one_machine):
-    sampling = [*SAMPLES, "--model_name", "one", "--output", "of-several"]
-    chief, worker = Workers(place, sampling).ends()
-    assert (chief[:2], worker) == ((0, ""), (0, "", ""))
-    assert (place / "of-several").read_text() == on_one_machine[0][2][0]
 
 
 @pytest.fixture
@@ -244,6 +247,27 @@ def test_workers_wait_for_one_that_comes_late(worker_one_of_two, monkeypatch):
 TWO = {"worker": ["a:1", "b:2"]}
 
 
+@pytest.fixture
+def refused_training(place, monkeypatch, capsys):
+    """Runs training by several workers that must be refused in one line before TensorFlow is there: (code, line)."""
+
+    def too_late():
+        raise AssertionError("TensorFlow was imported")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(cli_train, "silence_tensorflow", too_late)
+
+    def run(*flags):
+        with pytest.raises(SystemExit) as left:
+            cli.main(argv=train_flags("refused", "--strategy", "multiworker", *flags))
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1) and not (place / "refused").exists()
+        return left.value.code, err.removeprefix("gpt2tf train: ").rstrip("\n")
+
+    return run
+
+
 @pytest.mark.parametrize(
     "config, part",
     [
@@ -259,30 +283,18 @@ TWO = {"worker": ["a:1", "b:2"]}
         ({"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}, "an address twice"),
     ],
 )
-def test_a_wrong_tf_config_is_refused_before_tensorflow(refused, monkeypatch, config, part):
+def test_a_wrong_tf_config_is_refused_before_tensorflow(refused_training, monkeypatch, config, part):
     if config is not None:
         monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
     else:
         monkeypatch.delenv("TF_CONFIG", raising=False)
-    code, line = refused("--model_name", GOLDEN / "tiny-a", "--strategy", "multiworker")
+    code, line = refused_training()
     assert code == 2 and part in line
 
 
-@pytest.mark.parametrize("flag", ["--interactive", "--nsamples=0", "--prompt_file=-"])
-def test_what_workers_cannot_do_together_is_refused(refused, monkeypatch, flag):
+def test_a_batch_for_which_there_are_too_many_workers(refused_training, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": "worker", "index": 1}}))
-    code, line = refused("--model_name", GOLDEN / "tiny-a", "--strategy", "multiworker", flag)
-    assert code == 2 and "workers" in line
-
-
-def test_training_refuses_early_too(place, monkeypatch, capsys):
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": "worker", "index": 1}}))
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(argv=train_flags("refused", "--strategy", "multiworker", "--batch_size", "3"))
-    assert capsys.readouterr().err == "gpt2tf train: batch_size is 3, which 2 workers cannot share evenly\n"
-    assert not (place / "refused").exists()
+    assert refused_training("--batch_size", "3") == (2, "batch_size is 3, which 2 workers cannot share evenly")
 
 
 def test_the_chief_is_the_first_worker_unless_there_is_one_by_name(monkeypatch):

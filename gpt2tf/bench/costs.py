@@ -1,6 +1,6 @@
 """What generation cannot do without: the bytes to be read from memory and the operations, counted from the hparams.
 
-There is nothing like it in openai/gpt-2. Padding, masks and all that an implementation adds are not counted.
+Padding, masks and all that an implementation adds are not counted.
 """
 
 from __future__ import annotations
@@ -8,39 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
-
+from gpt2tf.bench.plan import Case
 from gpt2tf.hparams import HParams
-from gpt2tf.names import is_matrix, parameter_count, variable_shapes
-from gpt2tf.train.settings import Settings
+from gpt2tf.names import is_matrix, variable_shapes
 
-ACTIVATIONS = 36  # of a block, in features: what its gradient needs, and gradients beside it
-ATTENTION_COPIES = 6  # of each pair of positions: before the softmax, after it, after dropout, and their gradients
-# Of the weights, during an update: they and AdamW's two moments, each before and after it, since XLA writes the new
-# ones beside the old, and the gradients. Adafactor's moments are small, but its step has two temporaries of the size.
-UPDATE_COPIES = {"adamw": 7, "adafactor": 5}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is to be measured: `length` tokens after each of batch_size prompts of prompt_length tokens."""
-
-    dtype: str = "float32"
-    batch_size: int = 1
-    prompt_length: int = 1
-    length: int = 128
-
-    @property
-    def position(self) -> float:
-        """Positions that a token made by the loop looks at, on average."""
-        return self.prompt_length + self.length / 2
-
-    def prompts(self, n_vocab: int) -> list[list[int]]:
-        """A prompt of one token is <|endoftext|>; others are random tokens, the same each time."""
-        if self.prompt_length == 1:
-            return [[n_vocab - 1]] * self.batch_size
-        return np.random.default_rng(0).integers(0, n_vocab - 1, [self.batch_size, self.prompt_length]).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +32,6 @@ def weight_bytes(hparams: HParams, dtype: str) -> int:
         if matrix and dtype == "int8":
             total += 4 * (shape[0] if name.endswith("wte") else shape[-1])
     return total
-
-
-def training_bytes(hparams: HParams, settings: Settings) -> int:
-    """About how much memory training takes at its peak: weights, gradients, optimizer, activations, logits.
-
-    Measured on a CPU with 124M, two windows of 256: 4.0 GB (said: 4.9), with recompute 4.2 (3.9), then with Adafactor
-    3.4 (2.9).
-    Of a token in a block: what its gradient needs of the stream, norms, queries, keys, values, and of the four times
-    wider MLP before and after gelu; of each pair of positions in a head: its weight, before, in and after the softmax.
-    """
-    h, s = hparams, settings
-    window = min(s.window or h.n_ctx, h.n_ctx)
-    copies = UPDATE_COPIES[s.optimizer] + (1 if s.accumulate > 1 else 0)
-    tokens = window * s.batch_size
-    width = 2 if s.dtype == "bfloat16" else 4
-    block = tokens * (ACTIVATIONS * h.n_embd * width + ATTENTION_COPIES * h.n_head * window * 4)
-    blocks = block + h.n_layer * tokens * h.n_embd * width if s.recompute else h.n_layer * block
-    logits = 3 * 4 * tokens * h.n_vocab
-    return 4 * copies * parameter_count(h) + blocks + logits
 
 
 def _matrix_weights(hparams: HParams) -> tuple[int, int]:

@@ -1,298 +1,175 @@
-"""Other engines on the same weights, for `benchmark` to measure beside: transformers, CTranslate2, llama.cpp.
+"""The peers of a benchmark: other projects' engines, each in a process of its own, which take turns with ours.
 
-Each is made by a function (converted, dtype, prompts, top_k, device) that returns a call: so many new tokens after
-each of the prompts, by top-k sampling, done when it returns. Weights come by the original's names; a `Converted`
-writes them in the formats of the others, to a temporary folder. The engines are imported where they are used.
+In one process TensorFlow and torch's triton end in a segmentation fault, so nothing of a peer is imported here. Its
+process runs `serve` on `engines`, with any Python: a line of JSON goes in for each call, and a line of JSON comes out.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
+import contextlib
+import dataclasses
 import json
+import logging
 import os
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-import encoder
-from gpt2tf.hparams import HParams
+from gpt2tf.bench.machine import timed
+from gpt2tf.bench.plan import Plan
+from gpt2tf.hparams import HParams, write_hparams
 
-GGUF_NAMES = {
-    "ln_1": "attn_norm",
-    "attn/c_attn": "attn_qkv",
-    "attn/c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp/c_fc": "ffn_up",
-    "mlp/c_proj": "ffn_down",
-}
-TORCH_LEAVES = {"g": "weight", "w": "weight", "b": "bias", "wte": "wte.weight", "wpe": "wpe.weight"}
-Q8_0 = 7  # llama.h: LLAMA_FTYPE_MOSTLY_Q8_0
+OURS = "gpt2tf"
+PAUSE = 0.3  # seconds before each call where engines take turns: OpenMP's threads spin for 0.2 after work
+PATIENCE = 1800  # seconds for one answer: converting a large model takes minutes, and what hangs does not end
+SERVE, ENGINES = (Path(__file__).with_name(name) for name in ("serve.py", "engines.py"))
+# Not as `python PATH`, by which the folder of the script would be the first in which Python looks for modules.
+RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
-
-class Unsupported(Exception):
-    """The engine cannot do what is asked; the message says what."""
+log = logging.getLogger(__name__)
 
 
-class Converted:
-    """The weights of a model in the formats of the peers, each written when it is first asked for.
+class PeerError(Exception):
+    """A peer cannot do what it was asked, or its process has ended; the message says why."""
 
-    weights: by the original's names. Use it in a `with`, which removes the folder in the end.
+
+class Peer:
+    """Another project's engine, in a process of its own, until `close`.
+
+    name: of one of `engines.ENGINES`. python: the program that runs it. folder: where `write_model` leaves a model.
     """
 
-    def __init__(self, hparams: HParams, weights: Mapping[str, np.ndarray]):
-        self.hparams = hparams
-        self.weights = weights
-        self._scratch = tempfile.TemporaryDirectory(prefix="gpt2tf-peers-")
-        self.folder = Path(self._scratch.name)
+    def __init__(self, name: str, python: str, folder: str):
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [python, "-c", RUN, str(SERVE), str(ENGINES), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            cwd=folder,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def call(self, method: str, *arguments) -> float:
+        """The seconds that the engine's method takes, measured there. Raises PeerError."""
+        late = threading.Event()
+
+        def give_up():
+            late.set()
+            self._process.kill()
+
+        clock = threading.Timer(PATIENCE, give_up)
+        clock.start()
+        try:
+            with contextlib.suppress(OSError):  # of a process that has ended, which its stdout will tell
+                print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
+            answer = next(filter(None, map(_answer, self._process.stdout)), None)
+            code = self._process.wait() if answer is None else None
+        finally:
+            clock.cancel()
+        if late.is_set():
+            raise PeerError(f"no answer in {PATIENCE} seconds")
+        if answer is None:
+            ending = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            raise PeerError(f"its process ended {ending} and said: {self._last_line()}")
+        if "cannot" in answer:
+            raise PeerError(" ".join(answer["cannot"].split()))
+        return answer["seconds"]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        with contextlib.suppress(OSError):  # what an ended process did not read
+            self._process.stdin.close()
+        self._stderr.close()
+
+    def _last_line(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip() if lines else "nothing"
+
+
+def _answer(line: str) -> dict | None:
+    """What a line of `serve` says; None for noise, which whatever Python runs at its start may have printed."""
+    with contextlib.suppress(ValueError):
+        answer = json.loads(line)
+        return answer if isinstance(answer, dict) else None
+
+
+class Own:
+    """Our engine, to be called as a peer is."""
+
+    def call(self, method: str, *arguments) -> float:
+        return timed(getattr(self, method), *arguments)
+
+
+class Turns:
+    """Engines that do the same work by turns, since machines are shared and noisy. Use it in a `with`.
+
+    own: our engine. work: what they do, for the log: a peer that fails has a line there, and is left out from then on.
+    """
+
+    def __init__(self, own: Own, work: str):
+        self.engines: dict[str, Own | Peer] = {OURS: own}
+        self._work = work
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self._scratch.cleanup()
+    def __exit__(self, *error):
+        self._stack.close()
 
-    @functools.cached_property
-    def vocabulary(self) -> tuple[list[str], list[str]]:
-        """Tokens by their id, and the merges: the released ones, cut to n_vocab."""
-        encoder.write_vocabulary(self.folder, self.hparams.n_vocab)
-        ids = json.loads((self.folder / "encoder.json").read_text(encoding="utf-8"))
-        merges = (self.folder / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
-        return sorted(ids, key=ids.get), merges
+    def add(self, name: str, peer: Peer, *job) -> None:
+        """job: what `prepare` of the peer's engine takes. The peer is closed with the turns."""
+        self._stack.enter_context(contextlib.closing(peer))
+        self.engines[name] = peer
+        with self._leaving_out(name):
+            peer.call("prepare", *job)
 
-    @functools.cached_property
-    def hugging_face(self) -> Path:
-        """A folder of transformers, in float32, with a tokenizer."""
-        from tokenizers import Tokenizer, models
-        from transformers import PreTrainedTokenizerFast, logging
+    def take(self, *calls: tuple) -> dict[str, list[float]]:
+        """Every engine does all of the calls, (method, *arguments): {name: seconds of each}."""
+        times = {}
+        for name, engine in list(self.engines.items()):
+            with self._leaving_out(name):
+                times[name] = [self._call(engine, call) for call in calls]
+        return times
 
-        logging.disable_progress_bar()
-        folder = self.folder / "hf"
-        hugging_face_model(self.hparams, self.weights).save_pretrained(folder)
-        tokens, merges = self.vocabulary
-        bpe = models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[tuple(m.split()) for m in merges])
-        end = dict.fromkeys(("eos_token", "bos_token", "unk_token"), encoder.END_OF_TEXT)
-        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(bpe), **end).save_pretrained(folder)
-        return folder
+    def _call(self, engine, call) -> float:
+        time.sleep(PAUSE if len(self.engines) > 1 else 0)
+        return engine.call(*call)
 
-    def ctranslate2(self, compute_type: str) -> Path:
-        """A folder of CTranslate2 with the matrices in this type."""
-        from ctranslate2.converters import TransformersConverter
-
-        folder = self.folder / f"ct2-{compute_type}"
-        if not folder.exists():
-            TransformersConverter(str(self.hugging_face)).convert(str(folder), quantization=compute_type)
-        return folder
-
-    def gguf(self, dtype: str) -> Path:
-        """dtype: float32, float16, or int8, which is q8_0: blocks of 32 with a 16-bit scale."""
-        path = self.folder / f"{dtype}.gguf"
-        if path.exists():
-            return path
-        if dtype != "int8":
-            _write_gguf(path, self, dtype)
-            return path
-        import llama_cpp
-
-        parameters = llama_cpp.llama_model_quantize_default_params()
-        parameters.ftype, parameters.nthread = Q8_0, os.cpu_count()
-        if llama_cpp.llama_model_quantize(str(self.gguf("float32")).encode(), str(path).encode(), parameters):
-            raise Unsupported("llama.cpp could not quantize the weights")
-        return path
+    @contextlib.contextmanager
+    def _leaving_out(self, name):
+        try:
+            yield
+        except PeerError as reason:
+            log.info("%s is left out %s: %s", name, self._work, reason)
+            del self.engines[name]
 
 
-def hugging_face_model(hparams: HParams, weights: Mapping[str, np.ndarray]):
-    """The GPT2LMHeadModel of transformers with these weights, float32, on the CPU."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+def installed(plan: Plan, folder: str) -> Plan:
+    """The plan without the peers that its Python lacks modules of; each of them leaves a line in the log."""
+    there = []
+    for name in dict.fromkeys(plan.peers):
+        with contextlib.closing(Peer(name, plan.peer_python, folder)) as peer:
+            try:
+                peer.call("check")
+                there.append(name)
+            except PeerError as reason:
+                log.info("%s is left out: with %s, %s", name, plan.peer_python, reason)
+    return dataclasses.replace(plan, peers=tuple(there))
 
-    h = hparams
-    config = GPT2Config(
-        vocab_size=h.n_vocab,
-        n_positions=h.n_ctx,
-        n_embd=h.n_embd,
-        n_layer=h.n_layer,
-        n_head=h.n_head,
-        bos_token_id=h.n_vocab - 1,
-        eos_token_id=h.n_vocab - 1,
-    )
-    model, state = GPT2LMHeadModel(config).eval(), {}
+
+def write_model(folder: str, hparams: HParams, weights: Mapping[str, np.ndarray]) -> None:
+    """A model for the peers: hparams.json, and of each variable an .npy file under its name with dots for slashes."""
+    write_hparams(hparams, os.path.join(folder, "hparams.json"))
     for name in weights:
-        *scope, leaf = name.removeprefix("model/").split("/")
-        scope = ["h", scope[0][1:], *scope[1:]] if scope and scope[0][1:].isdigit() else scope
-        value = np.squeeze(weights[name], 0) if leaf == "w" else weights[name]
-        state[".".join(["transformer", *scope, TORCH_LEAVES[leaf]])] = torch.from_numpy(np.array(value))
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:  # that one is wte again
-        raise Unsupported(f"this version of transformers names other weights: {(missing + unexpected)[:3]}")
-    return model
-
-
-def _write_gguf(path: Path, converted: Converted, dtype: str) -> None:
-    import gguf
-
-    h, weights = converted.hparams, converted.weights
-    writer = gguf.GGUFWriter(path, "gpt2")
-    writer.add_block_count(h.n_layer)
-    writer.add_context_length(h.n_ctx)
-    writer.add_embedding_length(h.n_embd)
-    writer.add_feed_forward_length(4 * h.n_embd)
-    writer.add_head_count(h.n_head)
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if dtype == "float32" else gguf.LlamaFileType.MOSTLY_F16)
-    tokens, merges = converted.vocabulary
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(h.n_vocab - 1)
-    writer.add_eos_token_id(h.n_vocab - 1)
-    for name in weights:
-        *scope, leaf = name.removeprefix("model/").split("/")
-        block, scope = ("", scope) if not scope or scope[0] == "ln_f" else (f"blk.{scope[0][1:]}.", scope[1:])
-        kind = {"wte": "token_embd", "wpe": "position_embd"}.get(leaf) or GGUF_NAMES.get("/".join(scope), "output_norm")
-        value = weights[name][0].T if leaf == "w" else weights[name]  # matrices as [out, in]
-        stored = np.dtype(dtype if leaf in ("w", "wte") else "float32")
-        writer.add_tensor(
-            f"{block}{kind}.{'bias' if leaf == 'b' else 'weight'}", np.ascontiguousarray(value).astype(stored)
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-Call = Callable[[int], None]
-Prompts = Sequence[Sequence[int]]
-
-
-def transformers(converted: Converted, dtype: str, prompts: Prompts, top_k: int, device: str) -> Call:
-    """dtype: all but int8."""
-    import torch
-    from transformers import GPT2LMHeadModel, logging
-
-    logging.disable_progress_bar()
-    if dtype == "int8":
-        raise Unsupported("no int8")
-    if device == "gpu" and not torch.cuda.is_available():
-        raise Unsupported("this torch sees no GPU")
-    where = "cuda" if device == "gpu" else "cpu"
-    torch.set_num_threads(os.cpu_count())
-    model = GPT2LMHeadModel.from_pretrained(converted.hugging_face, dtype=getattr(torch, dtype)).eval().to(where)
-    tokens = torch.tensor(prompts, device=where)  # [batch, seq]
-
-    def sample(length):
-        with torch.inference_mode():
-            made = model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                do_sample=True,
-                top_k=top_k,
-                max_new_tokens=length,
-                min_new_tokens=length,
-                pad_token_id=converted.hparams.n_vocab - 1,
-            )
-        assert made.cpu().shape == (len(prompts), len(prompts[0]) + length)
-
-    return sample
-
-
-def transformers_update(hparams: HParams, weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> Callable[[], float]:
-    """A call that updates the weights as `trainer.Trainer` does by default, on windows of [batch, window + 1]."""
-    import torch
-
-    torch.set_num_threads(os.cpu_count())
-    model = hugging_face_model(hparams, weights).train()
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-4)
-    tokens = torch.tensor(tokens, dtype=torch.long)
-
-    def update():
-        optimizer.zero_grad()
-        logits = model(input_ids=tokens[:, :-1]).logits  # [batch, window, vocab]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item()
-
-    return update
-
-
-def ctranslate2(converted: Converted, dtype: str, prompts: Prompts, top_k: int, device: str) -> Call:
-    """dtype: what the library has on the device; the weights are written in it too."""
-    import ctranslate2
-
-    where = "cuda" if device == "gpu" else "cpu"
-    try:
-        has = ctranslate2.get_supported_compute_types(where)
-    except (ValueError, RuntimeError) as error:
-        raise Unsupported(str(error)) from None
-    if dtype not in has:
-        raise Unsupported(f"no {dtype} on this {device}")
-    folder = str(converted.ctranslate2(dtype))
-    generator = ctranslate2.Generator(
-        folder, device=where, compute_type=dtype, inter_threads=1, intra_threads=os.cpu_count()
-    )
-    tokens = converted.vocabulary[0]
-    texts = [[tokens[token] for token in prompt] for prompt in prompts]
-
-    def sample(length):
-        results = generator.generate_batch(
-            texts,
-            max_length=length,
-            min_length=length,
-            sampling_topk=top_k,
-            include_prompt_in_result=False,
-            beam_size=1,
-        )
-        assert all(len(result.sequences_ids[0]) == length for result in results)
-
-    return sample
-
-
-def llama_cpp(converted: Converted, dtype: str, prompts: Prompts, top_k: int, device: str) -> Call:
-    """dtype: float32, float16, or int8 (q8_0). One prompt; keys and values are float16, as is the library's default."""
-    import llama_cpp
-
-    if len(prompts) > 1:
-        raise Unsupported("its Python interface makes one sample at a time")
-    if dtype == "bfloat16":
-        raise Unsupported("no bfloat16 here")
-    if device == "gpu" and not llama_cpp.llama_supports_gpu_offload():
-        raise Unsupported("this build has no GPU")
-    threads = os.cpu_count()
-    model = llama_cpp.Llama(
-        str(converted.gguf(dtype)),
-        n_ctx=converted.hparams.n_ctx,
-        n_threads=threads,
-        n_threads_batch=threads,
-        n_gpu_layers=-1 if device == "gpu" else 0,
-        verbose=False,
-    )
-
-    def sample(length):
-        model.reset()  # or it would keep the prompt's keys and values from the last time
-        made = model.generate(list(prompts[0]), top_k=top_k, top_p=1.0, min_p=0.0, temp=1.0, repeat_penalty=1.0)
-        for _ in range(length):
-            next(made)
-
-    return sample
-
-
-# Name: the function that makes it, and the modules that it needs.
-PEERS = {
-    "transformers": (transformers, ("torch", "transformers")),
-    "ctranslate2": (ctranslate2, ("ctranslate2", "torch", "transformers")),
-    "llama_cpp": (llama_cpp, ("llama_cpp", "gguf")),
-}
-
-
-def missing_modules(name: str) -> list[str]:
-    """The modules of a peer that are not installed."""
-    return [module for module in PEERS[name][1] if importlib.util.find_spec(module) is None]
+        np.save(os.path.join(folder, f"{name.replace('/', '.')}.npy"), weights[name])

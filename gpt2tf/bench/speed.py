@@ -1,69 +1,53 @@
 """How fast generation is, how much memory it takes, and how far both are from what the machine allows.
 
-There is nothing like it in openai/gpt-2. The machine is measured first: bytes it reads a second, operations it does a
-second. A row then says what share of these a token's unavoidable reads and operations are. Peers run on the same
-weights in the same process, taking turns with us, since machines are shared and noisy; figures are medians.
+The machine is measured first: bytes it reads a second, operations it does a second. A row then says what share of
+these a token's unavoidable reads and operations are. Peers have the same weights and take turns with us, since
+machines are shared and noisy; figures are medians.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import gc
 import json
-import logging
 import os
 import re
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.bench.costs import Case, decode_cost, prompt_operations
-from gpt2tf.bench.peers import PEERS, Converted, Unsupported, missing_modules
+import encoder
+from gpt2tf.bench.costs import decode_cost, prompt_operations
+from gpt2tf.bench.machine import Limits, timed
+from gpt2tf.bench.peers import OURS, Own, Peer, Turns, installed, write_model
+from gpt2tf.bench.plan import Case, Plan
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import pack
 from gpt2tf.devices import use_device
 from gpt2tf.generate import Generator
+from gpt2tf.hparams import HParams
 
-OURS = "gpt2tf"
-READ_BYTES = 2**29  # of the array that measures bandwidth: more than a large cache holds
-MATMUL_SIZE = {"cpu": 2048, "gpu": 8192}
-PAUSE = 0.3  # seconds before each timed call where engines take turns: OpenMP's threads spin for 0.2 after work
-
-log = logging.getLogger(__name__)
-
-
-# What DESIGN asks for: batches, a long prompt, and late positions.
-ALL_CASES = (
-    *(Case(dtype) for dtype in ("float32", "float16", "int8")),
-    *(Case(dtype, batch_size) for batch_size in (8, 32) for dtype in ("float32", "int8")),
-    Case(prompt_length=512, length=2),
-    Case(prompt_length=868, length=65),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What the machine does: bytes read from memory a second, float32 operations of a matrix product a second."""
-
-    bytes_per_s: float
-    operations_per_s: float
+# The loop's tokens from which their speed is told. Their time is the difference of two calls, one of which makes the
+# first token only, and a call is off by a few hundredths. A prompt of 512 tokens takes as long as some thirty steps of
+# the loop, and so is off by a step or two: about a tenth of 16 steps, but more than all of one step.
+LOOP_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One engine's figures for one case. Speeds are of all rows of the batch together; None: not measured.
 
-    first_call_s: the whole case for the first time, compilation included. prompt_s: until the first token is there.
+    load_s: reading the weights, for gpt2tf with compilation. first_call_s: the whole case for the first time.
+    prompt_s: until the first token is there. decode_tokens_per_s: of the tokens after it, from LOOP_TOKENS of them on.
     peak_bytes: see the function of that name; of gpt2tf only.
     *_share: of `Limits`, for gpt2tf. *_ratio: gpt2tf's speed over this engine's, for the others.
     """
@@ -90,122 +74,74 @@ class Row:
     decode_ratio: float | None = None
 
 
-def measure_limits(device: str = "cpu", read_bytes: int = READ_BYTES, matmul_size: int = 0, runs: int = 5) -> Limits:
-    """The best of several ways and tries. device: cpu or gpu."""
-    n, columns = matmul_size or MATMUL_SIZE[device], 2048
-    w, v = tf.ones([8, read_bytes // (32 * columns), columns]), tf.ones([columns])
-    products = tf.function(lambda w, v: tf.einsum("goi,i->go", w, v), jit_compile=True)
-    total = tf.function(lambda w: tf.reduce_sum(w), jit_compile=True)
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        readers = [lambda: products(w, v).numpy(), lambda: total(w).numpy()]
-        if device == "cpu":
-            parts = np.array_split(w.numpy().reshape(-1, columns), os.cpu_count())
-            readers.append(lambda: list(pool.map(np.max, parts)))
-        fastest_read = min(timed(reader) for reader in readers * (runs + 1))
-    a = tf.ones([n, n])
-    matmul = tf.function(lambda a: tf.matmul(a, a)[0, 0] if device == "cpu" else tf.reduce_sum(tf.matmul(a, a)))
-    fastest_matmul = min(timed(lambda: matmul(a).numpy()) for _ in range(runs + 1))
-    return Limits(read_bytes / fastest_read, 2 * n**3 / fastest_matmul)
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of an engine at a case: of `Row`, and of each run, until the first token is there and until all are."""
+
+    load_s: float
+    first_call_s: float
+    first: list[float]
+    whole: list[float]
 
 
-def timed(function: Callable, *args) -> float:
-    """The seconds that a call takes."""
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
+class Ours(Own):
+    """Our engine; its calls make 1 token or case.length tokens, by the same compiled functions."""
+
+    def __init__(self, path: str | os.PathLike, case: Case, top_k: int):
+        self.path, self.case, self.top_k = path, case, top_k
+        self.noise = np.random.default_rng(0).random([case.length, case.batch_size])
+
+    def load(self) -> None:
+        case = self.case
+        first = case.batch_size, case.prompt_length, case.length
+        self.generator = Generator(self.path, case.dtype, first=first)
+        self.prompts = case.prompts(self.generator.hparams.n_vocab)
+
+    def sample(self, length: int) -> None:
+        options = {"top_k": self.top_k, "noise": self.noise}
+        next(self.generator.stream(self.prompts, self.case.length, chunk=length, **options))
 
 
-def ours(path: str | os.PathLike, case: Case, top_k: int) -> Callable[[int], None]:
-    """Our engine: a call that makes 1 token or case.length tokens, by the same programs."""
-    generator = Generator(path, case.dtype)
-    prompts = case.prompts(generator.hparams.n_vocab)
-    noise = np.random.default_rng(0).random([case.length, case.batch_size])
-
-    def sample(length):
-        next(generator.stream(prompts, case.length, chunk=length, top_k=top_k, noise=noise))
-
-    return sample
-
-
-def measure(
-    path: str | os.PathLike,
-    cases: Sequence[Case],
-    limits: Limits,
-    *,
-    peers: Sequence[str] = (),
-    top_k: int = 40,
-    runs: int = 5,
-    device: str = "cpu",
-) -> Iterator[Row]:
+def measure(path: str | os.PathLike, cases: Sequence[Case], limits: Limits, plan: Plan) -> Iterator[Row]:
     """Yields the rows of each case, ours first, once the case is done.
 
-    path: of a model. peers: names of `peers.PEERS`; what is not installed or not possible is logged and left out.
-    Raises ValueError for a peer that is not known, before anything is loaded.
+    path: of a model. A peer of the plan that is not installed, or cannot do a case, is logged and left out.
     """
-    for name in peers:
-        if name not in PEERS:
-            raise ValueError(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
     hparams, weights = load_weights(path)
-    installed = []
-    for name in dict.fromkeys(peers):
-        missing = missing_modules(name)
-        if missing:
-            log.info("%s is left out: %s not installed (pip install 'gpt2tf[bench]')", name, ", ".join(missing))
-        else:
-            installed.append(name)
-    with Converted(hparams, weights) as converted:
+    with tempfile.TemporaryDirectory(prefix="gpt2tf-peers-") as folder:
+        plan = installed(plan, folder)
+        if plan.peers:
+            write_model(folder, hparams, weights)
+            encoder.write_vocabulary(folder, hparams.n_vocab)
         for case in cases:
-            makers = {OURS: lambda case=case: ours(path, case, top_k)}
-            for name in installed:
-                arguments = converted, case.dtype, case.prompts(hparams.n_vocab), top_k, device
-                makers[name] = lambda name=name, arguments=arguments: PEERS[name][0](*arguments)
-            peak = peak_bytes(path, case, top_k, device)
-            own, *others = _measure_case(hparams, case, limits, makers, runs)
+            peak = peak_bytes(path, case, plan)
+            times = _measure_case(path, case, case.prompts(hparams.n_vocab), plan, folder)
+            own, *others = (row(name, case, times[name], hparams, limits) for name in times)
             yield dataclasses.replace(own, peak_bytes=peak)
             yield from (with_ratios(own, other) for other in others)
 
 
-def _measure_case(hparams, case, limits, makers: Mapping[str, Callable], runs) -> list[Row]:
-    engines, beginnings = {}, {}
-    for name, maker in makers.items():
-        try:
-            engines[name], beginnings[name] = _begin(maker, case)
-        except Unsupported as reason:
-            log.info("%s is left out at %s, batch size %d: %s", name, case.dtype, case.batch_size, reason)
-    times = alternate(engines, case.length, runs, PAUSE if len(engines) > 1 else 0)
-    return [row(hparams, case, limits, name, beginnings[name], *times[name]) for name in engines]
+def _measure_case(path, case, prompts, plan, folder) -> dict[str, Times]:
+    """Of each engine that could do the case. folder: of `write_model`"""
+    gc.collect()  # the engines of the last case
+    first, whole = ("sample", 1), ("sample", case.length)
+    with Turns(Ours(path, case, plan.top_k), f"at {case.dtype}, batch size {case.batch_size}") as turns:
+        for name in plan.peers:
+            turns.add(name, Peer(name, plan.peer_python, folder), case.dtype, prompts, plan.top_k, plan.device)
+        begun = turns.take(("load",), whole)
+        runs = [turns.take(first, whole) for _ in range(plan.runs + 1)][1:]  # without that which warms up
+    return {name: Times(*begun[name], *zip(*(run[name] for run in runs), strict=True)) for name in turns.engines}
 
 
-def _begin(maker, case):
-    """Make an engine and call it once: (engine, figures of `Row`)."""
-    gc.collect()
-    start = time.perf_counter()
-    engine = maker()
-    return engine, {"load_s": time.perf_counter() - start, "first_call_s": timed(engine, case.length)}
-
-
-def alternate(
-    engines: Mapping[str, Callable[[int], None]], length: int, runs: int, pause: float = 0
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Let engines take turns: {name: (seconds to the first token, seconds for all)}, after a round of warming up."""
-    times = {name: ([], []) for name in engines}
-    for run in range(runs + 1):
-        for name, engine in engines.items():
-            for tokens, seconds in zip((1, length), times[name], strict=True):
-                time.sleep(pause)
-                took = timed(engine, tokens)
-                if run:
-                    seconds.append(took)
-    return times
-
-
-def row(hparams, case: Case, limits: Limits, engine: str, beginning: dict, first: list, whole: list) -> Row:
-    """The figures that follow from the times of `alternate`; one list entry a run."""
-    prompt_s = statistics.median(first)
-    loop_s = statistics.median(b - a for a, b in zip(first, whole, strict=True))  # the first token is the prompt's
-    speed = case.batch_size * (case.length - 1) / loop_s if case.length > 1 and loop_s > 0 else None
-    figures = {"prompt_s": prompt_s, "prompt_tokens_per_s": case.batch_size * case.prompt_length / prompt_s}
-    figures |= {"decode_tokens_per_s": speed, **beginning}
+def row(engine: str, case: Case, times: Times, hparams: HParams, limits: Limits) -> Row:
+    """The figures that follow from the times."""
+    prompt_s = statistics.median(times.first)
+    loop_s = statistics.median(b - a for a, b in zip(times.first, times.whole, strict=True))
+    looped = case.length - 1  # the first token is the prompt's
+    speed = case.batch_size * looped / loop_s if looped >= LOOP_TOKENS and loop_s > 0 else None
+    figures = {"load_s": times.load_s, "first_call_s": times.first_call_s, "prompt_s": prompt_s}
+    figures["prompt_tokens_per_s"] = case.batch_size * case.prompt_length / prompt_s
+    figures["decode_tokens_per_s"] = speed
     if engine == OURS:
         cost = decode_cost(hparams, case)
         figures |= {"bytes_per_token": cost.bytes, "operations_per_token": cost.operations}
@@ -227,12 +163,12 @@ def with_ratios(own: Row, peer: Row) -> Row:
     )
 
 
-def peak_bytes(path: str | os.PathLike, case: Case, top_k: int, device: str = "cpu") -> int | None:
+def peak_bytes(path: str | os.PathLike, case: Case, plan: Plan) -> int | None:
     """The most memory that a process of its own ever holds, from start to the end of the case, or its part on the GPU.
 
     A process of its own, because TensorFlow keeps memory that is free again, for its next tensors.
     """
-    task = json.dumps([os.path.abspath(path), dataclasses.asdict(case), top_k, device])
+    task = json.dumps([os.path.abspath(path), dataclasses.asdict(case), plan.top_k, plan.device])
     made = _python("import sys; from gpt2tf.bench import speed; speed.be_measured(sys.argv[1])", task)
     return json.loads(made.stdout.split()[-1])
 
@@ -241,7 +177,9 @@ def be_measured(task: str) -> None:
     """The other process of `peak_bytes`."""
     path, case, top_k, device = json.loads(task)
     use_device(device)
-    ours(path, Case(**case), top_k)(case["length"])
+    engine = Ours(path, Case(**case), top_k)
+    engine.load()
+    engine.sample(case["length"])
     sys.stdout.write(f"{json.dumps(_peak(device))}\n")
 
 
@@ -293,7 +231,7 @@ def log_probability_difference(
             h, _ = net.prefill(tokens, seq)  # [batch, seq, features]
             return net.logits(tf.gather(h, lengths - 1, batch_dims=1))  # [batch, padded vocab]
 
-        program = tf.function(last_logits, jit_compile=jit_compile, autograph=False)
-        logits = program(tf.constant(tokens), tf.constant(lengths))  # [batch, padded vocab]
+        compiled = tf.function(last_logits, jit_compile=jit_compile, autograph=False)
+        logits = compiled(tf.constant(tokens), tf.constant(lengths))  # [batch, padded vocab]
         found.append(tf.nn.log_softmax(logits[:, : hparams.n_vocab]).numpy())  # [batch, vocab]
     return float(np.abs(found[0] - found[1]).mean())

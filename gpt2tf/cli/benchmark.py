@@ -1,21 +1,21 @@
-"""`gpt2tf benchmark`: the flags, and the figures of `benchmark` as a table or as JSON.
-
-There is nothing like it in openai/gpt-2.
-"""
+"""`gpt2tf benchmark`: the flags, and the figures of `bench` as a table or as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import platform
+import shutil
 import sys
 
 from tqdm import tqdm
 
 from gpt2tf import checks
+from gpt2tf.bench.plan import ALL_CASES, PEERS, Case, Plan
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, silence_tensorflow
 from gpt2tf.locate import ModelFiles
@@ -30,7 +30,7 @@ COLUMNS = (
     ("first ms", 9, lambda row: _fixed(row.prompt_s, 1e-3)),
     ("prompt/s", 8, lambda row: _fixed(row.prompt_tokens_per_s)),
     ("tokens/s", 8, lambda row: _fixed(row.decode_tokens_per_s)),
-    ("call s", 7, lambda row: _fixed(row.first_call_s)),
+    ("start s", 7, lambda row: _fixed(row.load_s + row.first_call_s)),
     ("peak GB", 7, lambda row: _fixed(row.peak_bytes, 1e9, 2)),
     ("MB/token", 8, lambda row: _fixed(row.bytes_per_token, 1e6)),
     ("GB/s", 6, lambda row: _fixed(row.bytes_per_s, 1e9)),
@@ -42,9 +42,10 @@ COLUMNS = (
     ("x decode", 8, lambda row: _fixed(row.decode_ratio, 1, 2)),
 )
 LEGEND = """\
-first ms: to the first new token; prompt/s: tokens of the prompt; tokens/s: made after the first; call s: all of it
-for the first time, compilation included; peak GB: of a process that does just this; MB/token: what must be read;
-%: of what the machine was measured to do; x: gpt2tf's speed over the peer's. Medians of {runs} runs in turns."""
+first ms: to the first new token; prompt/s: tokens of the prompt; tokens/s: made after the first; start s: with the
+libraries imported, to the end of the first run, loading and compilation included; peak GB: of a process that does just
+this; MB/token: what must be read; %: of what the machine was measured to do; x: gpt2tf's speed over the peer's.
+Medians of {runs} runs in turns."""
 
 TRAINING_COLUMNS = (
     ("engine", 12, lambda row: row.engine),
@@ -70,28 +71,20 @@ def add_flags(parser) -> None:
     flag = parser.add_argument
     flag("--model_name", type=flags.some, default="124M", help="a folder in models_dir, or the path of any model")
     flags.models_dir(parser)
-    flag(
-        "--dtype",
-        type=_list(_one_of(checks.DTYPES)),
-        default=["float32"],
-        help=f"some of {','.join(checks.DTYPES)} (float32)",
-    )
+    dtypes = f"some of {','.join(checks.DTYPES)} (float32)"
+    flag("--dtype", type=_list(_one_of(checks.DTYPES)), default=["float32"], help=dtypes)
     flag("--batch_size", type=_list(flags.number(int, checks.check_batch_size)), default=[1], help="such as 1,8,32 (1)")
     flag("--prompt_length", type=flags.number(int, _check_positive), default=1, help="tokens in a prompt (%(default)s)")
     flag("--length", type=flags.number(int, _check_positive), default=128, help="tokens made in a run (%(default)s)")
     flag("--top_k", type=flags.number(int, checks.check_top_k), default=40, help="as in sample (%(default)s)")
     flag("--runs", type=flags.number(int, _check_positive), default=5, help="runs, after one to warm up (%(default)s)")
-    flag(
-        "--all",
-        action="store_true",
-        help="instead: several dtypes and batches, a long prompt, late positions, and what reduced dtypes change",
-    )
-    flag(
-        "--train",
-        action="store_true",
-        help="instead: an update of the weights, on batch_size windows of length tokens",
-    )
-    flag("--peers", type=_list(_known_peer), default=[], help="some of transformers,ctranslate2,llama_cpp to measure")
+    whole = "instead: several dtypes and batches, a long prompt, late positions, and what reduced dtypes change"
+    flag("--all", action="store_true", help=whole)
+    update = "instead: an update of the weights, on batch_size windows of length tokens"
+    flag("--train", action="store_true", help=update)
+    flag("--peers", type=_list(_one_of(PEERS)), default=[], help=f"some of {','.join(PEERS)} to measure beside it")
+    python = "the program that runs the peers, of any Python that has them (this one)"
+    flag("--peer_python", type=_python, default=sys.executable, metavar="PATH", help=python)
     flag("--device", choices=checks.DEVICES, default="auto", help="auto takes a GPU if there is one")
     flag("--json", action="store_true", help="print one JSON object in place of the table")
     parser.set_defaults(run=run, prog=parser.prog)
@@ -111,58 +104,43 @@ def run(args) -> None:
         handler.addFilter(lambda record: record.name != "gpt2tf.checkpoint")  # a model is loaded for each row
     import tensorflow as tf
 
-    from gpt2tf.bench import speed
+    from gpt2tf.bench import machine, speed, training
     from gpt2tf.devices import use_device
 
     use_device(args.device)
     device = "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
-    cases = [
-        speed.Case(dtype, batch_size, args.prompt_length, args.length)
-        for batch_size in args.batch_size
-        for dtype in args.dtype
-    ]
-    if args.all:
-        cases = [case for case in speed.ALL_CASES if not n_ctx or case.prompt_length + case.length <= n_ctx + 1]
-    machine = speed.measure_limits(device)
+    plan = Plan(args.top_k, args.runs, device, tuple(args.peers), args.peer_python)
+    limits = machine.measure_limits(device)
     report = {"model": args.model_name, "device": device, "cores": os.cpu_count(), "tensorflow": tf.__version__}
     report |= {"python": platform.python_version(), "load_average": _load_average()}
-    report |= {"runs": args.runs, "top_k": args.top_k, "limits": dataclasses.asdict(machine)}
+    report |= {"runs": args.runs, "top_k": args.top_k, "limits": dataclasses.asdict(limits)}
     if args.train:
-        return _print_training(prefix, args, machine, report)
-    if not args.json:
-        print(_heading(report))
-    rows = speed.measure(prefix, cases, machine, peers=args.peers, top_k=args.top_k, runs=args.runs, device=device)
-    report["rows"] = [_shown(row, args.json) for row in tqdm(rows, unit=" rows", disable=_no_bar())]
-    if args.all:
-        report |= _whole(speed, prefix, args)
-    if args.json:
-        print(json.dumps(report, indent=2))
+        columns, legend = TRAINING_COLUMNS, TRAINING_LEGEND
+        rows = training.measure_training(prefix, args.batch_size, args.length, limits, plan)
     else:
-        print(LEGEND.format(runs=args.runs))
+        columns, legend = COLUMNS, LEGEND
+        rows = speed.measure(prefix, _cases(args, n_ctx), limits, plan)
+    if not args.json:
+        print(_heading(report, columns))
+    with contextlib.closing(rows):  # ends the peers, also at Ctrl-C
+        shown = tqdm(rows, unit=" rows", disable=_no_bar())
+        report["rows"] = [_shown(row, columns, args.json) for row in shown]
+    if args.all and not args.train:
+        report |= _whole(speed, prefix, args)
+    print(json.dumps(report, indent=2) if args.json else legend.format(runs=args.runs))
 
 
-def _print_training(prefix, args, machine, report) -> None:
-    """The figures of an update of the weights, in place of those of generation."""
-    from gpt2tf.bench.training import measure_training
-
-    rows = [
-        row
-        for batch_size in args.batch_size
-        for row in measure_training(prefix, batch_size, args.length, machine, peers=args.peers, runs=args.runs)
-    ]
-    report["rows"] = list(map(dataclasses.asdict, rows))
-    if args.json:
-        print(json.dumps(report, indent=2))
-        return
-    print(_heading(report, TRAINING_COLUMNS))
-    for row in rows:
-        print(" ".join(_cell(value(row), width) for _, width, value in TRAINING_COLUMNS))
-    print(TRAINING_LEGEND.format(runs=args.runs))
+def _cases(args, n_ctx: int | None) -> list[Case]:
+    """What --all stands for, as far as it fits the window, or what the other flags say."""
+    if args.all:
+        return [case for case in ALL_CASES if not n_ctx or case.prompt_length + case.length <= n_ctx + 1]
+    sizes = [(dtype, batch_size) for batch_size in args.batch_size for dtype in args.dtype]
+    return [Case(dtype, batch_size, args.prompt_length, args.length) for dtype, batch_size in sizes]
 
 
-def _shown(row, as_json: bool) -> dict:
+def _shown(row, columns, as_json: bool) -> dict:
     if not as_json:
-        print(" ".join(_cell(value(row), width) for _, width, value in COLUMNS), flush=True)
+        print(" ".join(_cell(value(row), width) for _, width, value in columns), flush=True)
     return dataclasses.asdict(row)
 
 
@@ -181,7 +159,7 @@ def _whole(speed, prefix, args) -> dict:
     return figures
 
 
-def _heading(report, columns=COLUMNS) -> str:
+def _heading(report, columns) -> str:
     speeds = report["limits"]
     machine = f"{speeds['bytes_per_s'] / 1e9:.1f} GB/s, {speeds['operations_per_s'] / 1e9:.0f} GFLOP/s"
     load = report["load_average"]
@@ -223,10 +201,11 @@ def _one_of(choices):
     return check
 
 
-def _known_peer(text):
-    from gpt2tf.bench.peers import PEERS
-
-    return _one_of(tuple(PEERS))(text)
+def _python(text):
+    path = shutil.which(os.path.expanduser(text))
+    if path is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no program; give the path of a Python that has the peers")
+    return os.path.abspath(path)  # a peer runs in a folder of its own
 
 
 def _check_positive(value):

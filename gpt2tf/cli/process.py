@@ -1,4 +1,4 @@
-"""What the commands share: their parser, the streams, errors in one line, the exit code, and the way out.
+"""A command as a process: its parser, its streams, Ctrl-C, and its end with an exit code.
 
 Differences from the original, which left these to Fire and Python: what is wrong with the flags is said in one line
 before TensorFlow is imported, with exit code 2; a failure is one line on stderr with exit code 1; Ctrl-C and a closed
@@ -38,13 +38,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(make_parser: Callable[[list[str]], Parser], argv: list[str] | None) -> None:
-    """Parse argv (sys.argv's if it is None), call the command that the parser sets as `run`, and exit."""
+    """Parse argv (None: the words of this process), call what the parser sets as `run`, and exit.
+
+    make_parser: from the words to the parser, which may have the flags of only the command that they name.
+    """
     _prepare_streams()
     words = _normalise(sys.argv[1:] if argv is None else argv)
     try:
         parser = make_parser(words)
     except KeyboardInterrupt:  # the flags of some commands are in modules that take a moment to import
-        _leave(INTERRUPTED, at_once=argv is None)
+        _exit(INTERRUPTED, called=argv is not None)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         hint = f"{args.prog} --help lists the flags, and a text of several words needs quotes"
@@ -57,58 +60,16 @@ def run(make_parser: Callable[[list[str]], Parser], argv: list[str] | None) -> N
         code = INTERRUPTED
     except BrokenPipeError:
         code = CLOSED_PIPE
-    except UsageError as error:
-        sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
-        code = 2
     except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
         sys.stderr.write(f"{args.prog}: {_one_line(error)}\n")
-        code = 1
-    _leave(code, at_once=argv is None)
+        code = 2 if isinstance(error, UsageError) else 1
+    _exit(code, called=argv is not None)
 
 
-def _prepare_streams():
-    """Make the standard streams take any text, and be there: a closed one is the null device.
+def silence_tensorflow() -> None:
+    """Import TensorFlow without its start-up messages, unless the user sets TF_CPP_MIN_LOG_LEVEL to 0.
 
-    A closed stdout stands as a file that cannot be written, so that no result is lost in silence.
-    """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
-    sys.stdout = sys.stdout or open(os.devnull)
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace"):
-        if isinstance(stream, io.TextIOWrapper):  # a program that calls main may have put something simpler there
-            stream.reconfigure(errors=errors)
-
-
-def _normalise(argv):
-    """--top-k is --top_k, and the word after --prompt is the prompt whatever it starts with."""
-    normal, words = [], iter(argv)
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            word = "--" + name[2:].replace("-", "_") + equals + value
-            if word in TEXT_FLAGS:
-                value = next(words, None)
-                word = word if value is None else f"{word}={value}"
-        normal.append(word)
-    return normal
-
-
-def _log_to_stderr(prog):
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
-    log = logging.getLogger("gpt2tf")
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(logging.INFO)
-
-
-def silence_tensorflow():
-    """Import TensorFlow without its start-up chatter, unless the user sets TF_CPP_MIN_LOG_LEVEL to 0.
-
-    Some of it is written to file descriptor 2 before TensorFlow's own log settings are read.
+    Some are written to file descriptor 2 before TensorFlow's own log settings are read.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"  # whatever the user's other programs run on
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
@@ -128,12 +89,12 @@ def silence_tensorflow():
         os.close(null)
 
 
-def interruptible(function, *args, interrupted=None, **kwargs):
+def interruptible(function, *args, interrupted: Callable[[], object] | None = None, **kwargs):
     """Call a function that stays in TensorFlow for long, and let Ctrl-C end the wait for it.
 
-    Python sees signals between its own instructions only, so the call goes on in another thread;
-    after Ctrl-C it is abandoned there, and `run` exits without waiting. interrupted: what the first Ctrl-C calls
-    instead, for a function that is to come to its end by itself.
+    Python sees signals between its own instructions only, so the function runs in another thread; after Ctrl-C it is
+    abandoned there, and `run` exits without waiting. interrupted: called at the first Ctrl-C instead, for a function
+    that then comes to its end by itself.
     """
     outcome, done = {}, threading.Event()
 
@@ -157,21 +118,61 @@ def interruptible(function, *args, interrupted=None, **kwargs):
     return outcome["result"]
 
 
-def _one_line(error):
+def _prepare_streams() -> None:
+    """Make the standard streams take any text, and be there: a closed one becomes the null device.
+
+    A closed stdout becomes a file that cannot be written to, so that no result is lost in silence.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+    sys.stdout = sys.stdout or open(os.devnull)
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace"):
+        if isinstance(stream, io.TextIOWrapper):  # a program that calls main may have put something simpler there
+            stream.reconfigure(errors=errors)
+
+
+def _normalise(argv: list[str]) -> list[str]:
+    """--top-k is --top_k, and the word after --prompt is the prompt whatever it starts with."""
+    normal, words = [], iter(argv)
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            word = "--" + name[2:].replace("-", "_") + equals + value
+            if word in TEXT_FLAGS:
+                value = next(words, None)
+                word = word if value is None else f"{word}={value}"
+        normal.append(word)
+    return normal
+
+
+def _log_to_stderr(prog: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
+    log = logging.getLogger("gpt2tf")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+def _one_line(error: Exception) -> str:
+    """What is wrong, and for a package that is missing what to do."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = " ".join(str(error).split())
     if isinstance(error, ImportError):
-        text = " ".join(str(error).split())
         return f"{text}; to install what is missing: pip install --upgrade {error.name or 'tensorflow'}"
-    return " ".join(str(error).split()) or "out of memory"  # a MemoryError of Python's own says nothing
+    return text or "out of memory"  # a MemoryError of Python's own says nothing
 
 
-def _leave(code: int, at_once: bool) -> None:
-    """Exit the process, without a word on a closed pipe.
+def _exit(code: int, called: bool) -> None:
+    """Exit with a code, without a word on a closed pipe.
 
-    at_once: without taking the interpreter apart, which takes most of a second when TensorFlow is in it, and more when
-    its connections wait for workers that have left; not for a program that has called ours, and has its own way out.
-    Always so after Ctrl-C, where a thread may still be busy.
+    called: another program called this one, and does at its exit what it has to. Else, and always after Ctrl-C, where
+    a thread may still be busy, the interpreter is not taken apart: with TensorFlow in it that takes most of a second,
+    and more when connections wait for workers that have left.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -179,7 +180,7 @@ def _leave(code: int, at_once: bool) -> None:
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush that Python does itself
     if code != INTERRUPTED:
-        if not at_once:
+        if called:
             sys.exit(code)
         atexit._run_exitfuncs()  # temporary folders go with them
     os._exit(code)

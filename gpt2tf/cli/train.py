@@ -20,13 +20,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gpt2tf.bench import costs
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import locked
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
+from gpt2tf.train.memory import training_bytes
 from gpt2tf.train.settings import EMBEDDINGS, Settings
 from gpt2tf.train.start import Job, read_corpus, start
 
@@ -161,7 +161,7 @@ def _start(args, job, corpus):
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
         f"{parameter_count(hparams):,}",
-        costs.training_bytes(hparams, training.settings) / 1e9,
+        training_bytes(hparams, training.settings) / 1e9,
     )
     return training
 

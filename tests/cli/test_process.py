@@ -84,13 +84,17 @@ def test_help_is_quick(tmp_path):
     assert min(seconds() for _ in range(4)) < 0.5
 
 
+def blocking(packages, tail):
+    """A command of Python that does `tail` where these packages cannot be imported."""
+    return [sys.executable, "-c", f"import sys; sys.modules.update(dict.fromkeys({packages!r})); {tail}"]
+
+
 def test_help_needs_no_tensorflow(tmp_path):
-    blocked = (
-        "import sys; sys.modules.update(tensorflow=None, keras=None); import encoder, gpt2tf; from gpt2tf import cli;"
-    )
-    run = [sys.executable, "-c", blocked + "cli.main('sample')"]
+    command = "import gpt2tf; from gpt2tf import cli; cli.main('sample')"
+    run = blocking(["tensorflow", "keras", "numpy", "regex", "tqdm", "requests"], command)
     asked = subprocess.run([*run, "--help"], cwd=tmp_path, capture_output=True, check=True)
     assert b"--interactive" in asked.stdout and asked.stderr == b""
+    run = blocking(["tensorflow", "keras"], f"import encoder; {command}")
     lacking = subprocess.run([*run, *SAMPLE[2:]], cwd=tmp_path, capture_output=True, text=True)
     assert (lacking.returncode, lacking.stdout) == (1, "")
     assert "pip install --upgrade tensorflow" in lacking.stderr

@@ -1,12 +1,16 @@
-"""`sample.py` from flags to text. test_cli_errors.py has what it refuses, test_cli_process.py its surroundings."""
+"""`sample.py` from flags to text. test_sample_errors.py has what it refuses, test_process.py its surroundings."""
 
 import atexit
 import json
 
+import numpy as np
 import pytest
 from command import FOUR, FOUR_TEXT, LONG, MODEL, header
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from recorded import GOLDEN
 
+from encoder import get_encoder
 from gpt2tf import cli
 from gpt2tf.cli import sample as cli_sample
 
@@ -109,6 +113,30 @@ def test_nsamples_need_not_fill_the_last_batch(sample, nsamples, batch_size):
     assert out.splitlines() == more[:nsamples]
 
 
+@pytest.mark.parametrize(
+    "nsamples, batch_size, flags", [(11, 2, ["--prompt=hello", "--stop= a"]), (7, 1, []), (1, 2, [])]
+)
+def test_shards_together_are_one_run(sample, nsamples, batch_size, flags):
+    flags = [*FOUR, f"--nsamples={nsamples}", f"--batch_size={batch_size}", "--format=jsonl", *flags]
+    code, whole, _ = sample(*flags)
+    shards = [sample(*flags, f"--shard={part}/3") for part in (1, 2, 3)]
+    assert [code, *(code for code, _, _ in shards)] == [0, 0, 0, 0]
+    assert [err for _, _, err in shards] == ["", "", ""]
+    lines = [line for _, out, _ in shards for line in out.splitlines()]
+    assert sorted(lines, key=lambda line: json.loads(line)["sample"]) == whole.splitlines()
+    of_the_first = [json.loads(line)["sample"] for line in shards[0][1].splitlines()]
+    assert of_the_first == [n for n in range(1, nsamples + 1) if (n - 1) // batch_size % 3 == 0]
+
+
+def test_shards_in_text(sample):
+    flags = [*FOUR, "--prompt=hello", "--nsamples=3"]
+    whole = sample(*flags)[1].removesuffix(END).split(header(2))
+    second = whole[1].split(header(3))[0]
+    assert sample(*flags, "--shard=2/2") == (0, header(2) + second + END, "")
+    assert sample(*flags, "--shard=1/1")[1] == sample(*flags)[1]
+    assert sample(*flags, "--shard=4/4") == (0, "", "")  # of three batches it gets none
+
+
 def test_dashes_and_underscores_are_the_same(sample):
     flags = ["--top-k=0", "--batch-size", 2, "--include-prefix", "--prompt", "a-b_c"]
     assert sample(*FOUR, *flags) == sample(*FOUR, *[str(flag).replace("-k", "_k") for flag in flags])
@@ -156,12 +184,80 @@ def test_stop_cuts_generated_text_only(sample):
     assert prompted == sample(*FOUR, "--prompt", "hello", "--include_prefix")[1]
 
 
-def test_truncate_cuts_at_the_end_of_text_that_was_generated(sample, monkeypatch):
-    monkeypatch.setattr(cli_sample.Session, "_batch", lambda *_: [[[720, 656, 999, 1]]])
+@pytest.mark.parametrize("flags", [[], ["--stop=first"], ["--stop=zz", "--include_prefix"], ["--length=0"]])
+def test_words_that_are_shown_as_they_come_make_the_whole_sample(sample, stdin, flags):
+    flags = [*MODEL, "--seed=1", "--length=40", *flags]
+    stdin(b"hello\n")
+    assert sample(*flags, "--interactive")[1] == sample(*flags, "--prompt=hello")[1]
+
+
+def test_a_batch_ends_when_all_its_samples_have_met_stop(sample, tiny_generator, monkeypatch):
+    stream, made = tiny_generator.stream, []
+
+    def counted(*args, **options):
+        for piece in stream(*args, **options):
+            made.append(len(piece[0]))
+            yield piece
+
+    monkeypatch.setattr(tiny_generator, "stream", counted)
+    flags = [*MODEL, "--seed=1", "--length=60", "--batch_size=2", "--temperature=0"]
+    assert sample(*flags, "--stop=never")[0] == 0
+    assert sum(made) == 60
+    made.clear()
+    assert sample(*flags, "--stop= first")[1] == header(1) + ' were"\ufffd\n'
+    assert sum(made) == cli_sample.CHUNK
+
+
+def test_truncate_cuts_at_the_end_of_text_that_was_generated(sample, tiny_generator, monkeypatch):
+    monkeypatch.setattr(tiny_generator, "stream", lambda *_, **__: iter([[np.array([720, 656, 999, 1])]]))
     flags = ["--prompt", "<|endoftext|>", "--include_prefix"]
     assert '\n<|endoftext|> $ into<|endoftext|>"\n' in sample(*FOUR, *flags)[1]
     assert "\n<|endoftext|> $ into\n" in sample(*FOUR, *flags, "--truncate")[1]
     assert json.loads(sample(*FOUR, "--truncate", "--format=jsonl")[1])["tokens"] == [720, 656]
+
+
+ENC = get_encoder("tiny-a", GOLDEN)
+END_OF_TEXT = 999
+# Tokens of one byte: of characters of one to four bytes, of U+FFFD itself, and such as are in no character.
+BYTES = [ENC.encoder[ENC.byte_encoder[byte]] for byte in "aé€🙂\ufffd".encode() + b"\xff\x80\xe2\xf0\x90"]
+
+
+def whole(tokens, end, stop):
+    """The text and the tokens of a sample, from all its tokens at once."""
+    if end in tokens:
+        tokens = tokens[: tokens.index(end)]
+    text = ENC.decode(tokens)
+    if stop and stop in text:
+        text = text[: text.index(stop)]
+        while tokens and ENC.decode(tokens[:-1]).startswith(text):
+            tokens = tokens[:-1]
+    return text, tokens
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.sampled_from(BYTES) | st.integers(0, 999), max_size=30),
+    st.lists(st.integers(0, 4), max_size=20),
+    st.none() | st.tuples(st.integers(0, 30), st.integers(1, 6)) | st.text("ae€🙂\ufffd ", min_size=1, max_size=3),
+    st.sampled_from([None, END_OF_TEXT]),
+)
+@example(ENC.encode(" into the"), [1] * 9, "o t", None)  # from inside a token to inside another one
+@example([*ENC.encode("aaa"), *ENC.encode("ab")], [1] * 9, "aab", None)  # begins anew within what looked like its start
+@example([BYTES[3], BYTES[0]], [1], "a", None)  # behind a character that is cut in two
+def test_a_sample_that_grows_is_the_text_of_all_its_tokens(tokens, sizes, stop, end):
+    if isinstance(stop, tuple):  # a part of the text
+        stop = ENC.decode(tokens)[stop[0] :][: stop[1]] or None
+    text, fewest = whole(tokens, end, stop)
+    sample, taken, before = cli_sample.Sample(1, ENC, end, stop), 0, ""
+    for size in sizes:
+        sample.add(tokens[taken : taken + size])
+        taken += size
+        assert text.startswith(sample.text) and sample.text.startswith(before)
+        before = sample.text
+        if not sample.done and stop is None:  # all but what may be the start of a character
+            assert ENC.decode(tokens[:taken]) in (sample.text, sample.text + "\ufffd")
+    sample.add(tokens[taken:], last=True)
+    assert (sample.text, sample.tokens, sample.done) == (text, fewest, True)
 
 
 def test_prompt_that_ends_in_a_space_gets_a_note(sample):
@@ -169,10 +265,9 @@ def test_prompt_that_ends_in_a_space_gets_a_note(sample):
     assert sample(*FOUR, "--prompt=hello\n")[2] == ""
 
 
-@pytest.mark.parametrize("flags", [["--length=-1"], ["--strategy=multiworker"], ["--model_name=nowhere"], ["--help"]])
+@pytest.mark.parametrize("flags", [["--length=-1"], ["--shard=1/2"], ["--model_name=nowhere"], ["--help"]])
 def test_a_program_that_calls_the_command_keeps_its_own_way_out(monkeypatch, capsys, flags):
     """Whatever the command ends with, the functions that the program wants called when it exits are not called yet."""
-    monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: pytest.fail("the program's exit functions were called"))
     with pytest.raises(SystemExit):
         cli.main("sample", flags)

@@ -52,6 +52,13 @@ from gpt2tf.cli import sample as cli_sample
         (["--model_name="], ["--model_name", "empty"]),
         (["--interactive", "--prompt=x"], ["--prompt", "--interactive"]),
         (["--interactive", "--nsamples=0"], ["--nsamples 0", "1 or more"]),
+        (["--strategy=multiworker"], ["--strategy", "'multiworker'", "mirrored"]),
+        (["--seed=1", "--shard=0/2"], ["--shard", "'0/2' is not K/N with K from 1 to N", "2/8"]),
+        (["--seed=1", "--shard=3/2"], ["--shard", "'3/2' is not K/N"]),
+        (["--seed=1", "--shard=2"], ["--shard", "'2' is not K/N"]),
+        (["--seed=1", "--shard", "1/" + "9" * 5000], ["--shard", "is not K/N"]),
+        (["--shard=1/2"], ["--shard needs a --seed", "the same for all parts"]),
+        (["--seed=1", "--shard=1/2", "--interactive"], ["--shard", "--prompt in place of --interactive"]),
     ],
 )  # fmt: skip
 def test_bad_usage(refused, flags, parts):
@@ -145,19 +152,21 @@ def test_unreadable_prompt_file(refused, tmp_path):
 
 @pytest.mark.timing
 @pytest.mark.parametrize("finished", [0, 2])
-def test_ctrl_c_ends_a_long_batch_at_once_and_keeps_finished_samples(sample, monkeypatch, tmp_path, finished):
+def test_ctrl_c_ends_a_long_batch_at_once_and_keeps_finished_samples(
+    sample, tiny_generator, monkeypatch, tmp_path, finished
+):
     path = tmp_path / "samples"
     path.write_text("old")
-    batch, made = cli_sample.Session._batch, []
+    stream, made = tiny_generator.stream, []
 
-    def endless_in_the_end(*args):
+    def endless_in_the_end(*args, **options):
         if len(made) == finished:
             threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
             time.sleep(20)
         made.append(1)
-        return batch(*args)
+        return stream(*args, **options)
 
-    monkeypatch.setattr(cli_sample.Session, "_batch", endless_in_the_end)
+    monkeypatch.setattr(tiny_generator, "stream", endless_in_the_end)
     started = time.monotonic()
     code, out, err = sample(*FOUR, "--nsamples=0", "--output", path, "--format=jsonl")
     assert (code, out, err) == (130, "", "")

@@ -16,9 +16,9 @@ from tolerances import BFLOAT16_LOSS, BFLOAT16_NORM, CURVE, CURVE_WEIGHTS, GRADI
 from training import SMALL, assert_same, batch, initial_value, make_trainer, values
 
 from gpt2tf import GPT2, HParams, load_model
-from gpt2tf.bench.costs import training_bytes
 from gpt2tf.hparams import PUBLISHED
 from gpt2tf.train.dropout import row_keys
+from gpt2tf.train.memory import training_bytes
 from gpt2tf.train.settings import Settings
 from gpt2tf.train.update import Trainer, make_optimizer
 
