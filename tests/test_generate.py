@@ -461,3 +461,27 @@ def test_124m_int8_is_near_float32(r124m):
 def log_probabilities(logits, tokens):
     """logits: [batch, seq - 1, vocab], tokens: [batch, seq] -> of each token but the first, [batch, seq - 1]"""
     return np.log(np.take_along_axis(oracle.softmax(logits.astype(np.float64)), tokens[:, 1:, None], axis=-1))[..., 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_refresh_takes_the_weights_as_they_are_now(monkeypatch, dtype, gpu):
+    """In every layout that is in use, and in the variables that a GPU's copies are; nothing is compiled for it."""
+    if gpu:
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    first, second = (GPT2(SMALL, initial_value=other_start(seed)) for seed in (1, 2))
+    generator, fresh = (Generator(net, dtype, jit_compile=False) for net in (first, second))
+    asked = [(prompts_of(*[3] * batch), batch) for batch in (1, 5)]
+    asked = [[[token % SMALL.n_vocab for token in prompt] for prompt in prompts] for prompts, _ in asked]
+    options = {"length": 6, "seed": 3}
+    before = [lists(generator.generate(prompts, **options)) for prompts in asked]
+    expected = [lists(fresh.generate(prompts, **options)) for prompts in asked]
+    compilations = generator.compilations
+    generator.refresh(second)
+    assert [lists(generator.generate(prompts, **options)) for prompts in asked] == expected != before
+    assert generator.compilations == compilations
+
+
+def other_start(seed):
+    rng = np.random.default_rng(seed)
+    return lambda path, shape: rng.normal(size=shape).astype(np.float32)
