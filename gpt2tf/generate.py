@@ -30,7 +30,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
-from gpt2tf.decode.weights import allocate, as_tensors, assign, copy_streams, fill, in_streams, streams_for
+from gpt2tf.decode.weights import Weights, allocate, as_tensors, assign, copy_streams, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
 from gpt2tf.model import GPT2
 from gpt2tf.noise import RandomStream, fresh_seed
@@ -85,7 +85,8 @@ class Generator:
         self._ops, self._making = Ops(jit_compile), threading.Lock()
         streams = streams_for(first[0] if first else 1)
         arrays = allocate(self.hparams, dtype, streams)
-        self._arrays, self._networks = {streams: arrays}, {}  # by the streams of their layout
+        self._arrays: dict[int, Weights] = {streams: arrays}  # by the streams of their layout
+        self._networks: dict[int, Network] = {}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             filled = pool.submit(fill, arrays, weights, self.hparams)
             if tf.config.get_visible_devices("GPU"):  # where tensors are copies

@@ -19,7 +19,7 @@ ARROWS = {
     # What a reader of GPT-2 looks for.
     "hparams": "",
     "names": "hparams",
-    "model": "hparams checks train/dropout train/recompute",
+    "model": "hparams train/dropout train/fit train/recompute",
     "sample": "model checks",
     "noise": "",
     "checkpoint": "names hparams locate model encoder",
