@@ -71,7 +71,7 @@ def test_one_step_of_adam_moves_nothing_by_more_than_the_learning_rate(jit_compi
 
 def test_twenty_steps_of_adamw_are_those_of_the_formula():
     """torch.optim.AdamW's: decay first, then a step of the bias-corrected moments, epsilon outside of the root."""
-    rate, beta_1, beta_2, epsilon, decay = 1e-2, 0.9, 0.999, 1e-8, 0.01
+    rate, beta_1, beta_2, epsilon, decay = 1e-3, 0.9, 0.999, 1e-8, 0.01
     model, expected = net(SMALL), net(SMALL)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
     model.compile(optimizer, loss=cross_entropy, run_eagerly=True)

@@ -1,4 +1,4 @@
-"""The weights laid out for generation: the original's dict of variables in, the tensors of a `Network` out.
+"""The weights laid out for generation, as float32, 16 bits or int8: the original's dict in, a `Network`'s tensors out.
 
 Variables are stacked over the layers, so that one loop runs through them and what is compiled does not grow with their
 number; matrices are cast to 16 bits or quantized to 8 by output row, and read by several threads straight into their
