@@ -38,8 +38,9 @@ class KerasModel(keras.Model):
     """
 
     def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype):
-        if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before its import")
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            raise RuntimeError(f"Keras runs on {backend}; set KERAS_BACKEND=tensorflow before it is imported")
         super().__init__(name="model", dtype=dtype, autocast=False)  # no casts of ids that came as floats
         self.hparams = hparams
         self.dropout = dropout
