@@ -26,6 +26,7 @@ from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import clean, naming, opened
 from gpt2tf.locate import ModelFiles
+from gpt2tf.train.reader import read_text
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
@@ -312,12 +313,11 @@ def _given_prompt(args) -> str | None:
         prompt = args.prompt and clean(args.prompt)
     else:
         if args.prompt_file == "-":
-            with naming("stdin"):
-                raw = sys.stdin.buffer.read() if sys.stdin else b""
+            text = read_text(sys.stdin.buffer, "stdin") if sys.stdin else ""
         else:
             with open(args.prompt_file, "rb") as file:
-                raw = file.read()
-        prompt = clean(raw).removesuffix("\n").removesuffix("\r")
+                text = read_text(file, args.prompt_file)
+        prompt = text.removesuffix("\n")
     if prompt == "":
         raise UsageError("the prompt is empty; leave it out to sample without one")
     return prompt

@@ -27,7 +27,7 @@ from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
 from gpt2tf.train.memory import training_bytes
-from gpt2tf.train.settings import EMBEDDINGS, Settings
+from gpt2tf.train.settings import ALL_BUT_LAYERS, Settings
 from gpt2tf.train.start import Job, read_corpus, start
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
@@ -47,10 +47,10 @@ def add_finetune_flags(parser) -> None:
     parser.add_argument(
         "--only_train_transformer_layers",
         action="store_const",
-        const=EMBEDDINGS,
+        const=ALL_BUT_LAYERS,
         dest="freeze",
         default=argparse.SUPPRESS,
-        help=f"the same as --freeze {EMBEDDINGS}",
+        help=f"the same as --freeze {ALL_BUT_LAYERS}",
     )
     parser.set_defaults(hparams=None)
 
@@ -73,12 +73,13 @@ def _common_flags(parser) -> None:
         "data",
         type=flags.some,
         metavar="DATA",
-        help="a text file, a folder of them, a .jsonl or .csv with a column of text, or an encoded .npz or .npy",
+        help="a text file, a .jsonl, .json, .csv or .tsv with a column of text, .gz of any, or encoded .npz or .npy; "
+        "or a folder or a quoted pattern ('data/*.npz') of them",
     )
     flag("--run_name", type=_run_name, required=True, help="the new model's name: its folder in models_dir")
     flags.models_dir(parser)
     flag("--resume", action="store_true", help="resume the run from its last save, with its settings")
-    flag("--text_column", type=flags.some, default="text", help="the column of .jsonl and .csv (%(default)s)")
+    flag("--text_column", type=flags.some, help="the column of .jsonl, .csv and their kin (text)")
     types = typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
         options = {"help": field.metadata["help"], "default": argparse.SUPPRESS}

@@ -27,6 +27,7 @@ from gpt2tf.train.settings import Settings
 from gpt2tf.train.tokens import DAMAGE
 
 RECORD = "record"
+BEFORE = {"epsilon": 1e-7}  # what saves had that lack the setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,7 @@ def read_saved(folder: str | os.PathLike) -> Saved:
         with np.load(path) as arrays:
             record = json.loads(str(arrays[RECORD]))
             state = [arrays[name] for name in sorted(set(arrays.files) - {RECORD})]
-        return Saved(Settings(**record["settings"]), record["corpus"], record["progress"], state)
+        return Saved(Settings(**BEFORE | record["settings"]), record["corpus"], record["progress"], state)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "

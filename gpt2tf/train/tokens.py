@@ -30,7 +30,6 @@ DAMAGE = (  # what NumPy and the modules under it raise for a file that is not a
     *(KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-ENCODED = (".npy", ".npz")
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +72,6 @@ def encode_corpus(
     return open_tokens(target, n_vocab)
 
 
-def is_encoded(path: str | os.PathLike) -> bool:
-    """Whether DATA is already encoded, by its name: a .npy or .npz file."""
-    return os.fspath(path).lower().endswith(ENCODED) and not os.path.isdir(path)
-
-
 def open_tokens(path: str | os.PathLike, n_vocab: int) -> np.ndarray:
     """Tokens of shape [tokens] from a .npy file, mapped into memory, or an .npz file, read into it.
 
@@ -103,6 +97,15 @@ def open_tokens(path: str | os.PathLike, n_vocab: int) -> np.ndarray:
     for first in range(0, count, BLOCK):
         _check_ids(tokens[first : first + BLOCK], first, n_vocab, path)
     return tokens
+
+
+def join_tokens(files: list[str], n_vocab: int) -> np.ndarray:
+    """Tokens of shape [tokens] from files of `open_tokens`, in their order: of several in memory, as one array.
+
+    Raises as `open_tokens` does.
+    """
+    parts = [open_tokens(file, n_vocab) for file in files]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=_dtype(n_vocab), casting="unsafe")  # [tokens]
 
 
 def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.ndarray, np.ndarray]:

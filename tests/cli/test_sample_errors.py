@@ -145,6 +145,19 @@ def test_output_onto_a_full_disk(sample):
     assert sample(*FOUR, "--output=/dev/full") == (1, "", "sample.py: /dev/full: No space left on device\n")
 
 
+def test_a_prompt_in_another_encoding(refused, stdin, tmp_path):
+    raw = "Am frühen Morgen hörte er die Vögel über den Dächern.".encode("latin-1")
+    (tmp_path / "a.txt").write_bytes(raw)
+    (tmp_path / "a.gz").write_bytes(raw)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
+    stdin(raw)
+    looks = "is not UTF-8, but looks like WINDOWS-1252; convert it: iconv -f WINDOWS-1252 -t UTF-8"
+    assert refused(*FOUR, "--prompt_file=-") == (1, f"stdin {looks}")
+    for name, line in (("a.txt", looks), ("a.gz", "is damaged ("), ("a.png", "is not text, it holds zero bytes")):
+        code, said = refused(*FOUR, "--prompt_file", tmp_path / name)
+        assert code == 1 and said.startswith(f"{tmp_path / name} {line}")
+
+
 def test_unreadable_prompt_file(refused, tmp_path):
     assert refused(*FOUR, "--prompt_file", tmp_path) == (1, f"{tmp_path}: Is a directory")
     assert refused(*FOUR, "--prompt_file", tmp_path / "x") == (1, f"{tmp_path / 'x'}: No such file or directory")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import shutil
 
@@ -59,6 +60,17 @@ def test_what_is_saved_is_what_is_read(finished, compiled_trainer):
     assert saved.corpus == {"crc32": 7}
     assert saved.progress == {"step": 6, "best": float("inf"), "best_step": 0}
     assert [value.shape for value in saved.state] == [tuple(v.shape) for v in compiled_trainer.optimizer.variables]
+
+
+def test_a_save_from_before_there_was_an_epsilon_has_keras_s(copy):
+    """A resumed run goes on as it was begun."""
+    path = copy / "training-6.npz"
+    with np.load(path) as arrays:
+        arrays = dict(arrays)
+    record = json.loads(str(arrays["record"]))
+    assert record["settings"].pop("epsilon") == saves.read_saved(copy).settings.epsilon == 1e-8
+    np.savez(path, **arrays | {"record": np.array(json.dumps(record))})
+    assert saves.read_saved(copy).settings == Settings(**DEFAULTS | LOOP, epsilon=1e-7)
 
 
 @pytest.mark.parametrize("settings", [{}, {"early_stop": 3, "evaluate_every": 2}], ids=["plain", "early stop"])
