@@ -19,7 +19,7 @@ def until(condition):
         time.sleep(0.02)
 
 
-class Terminal:
+class PseudoTerminal:
     """A pseudo-terminal: what a user types, and everything that was shown."""
 
     def __init__(self):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from recorded import GOLDEN
-from terminal import PATIENCE, Terminal, until
+from terminal import PATIENCE, PseudoTerminal, until
 
 SCRIPT = GOLDEN.parent.parent / "sample.py"
 TINY = GOLDEN / "tiny-a"
@@ -33,7 +33,7 @@ def shell(tail, cwd):
 
 @pytest.fixture
 def terminal():
-    with contextlib.closing(Terminal()) as terminal:
+    with contextlib.closing(PseudoTerminal()) as terminal:
         yield terminal
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from recorded import GOLDEN, ROOT
-from terminal import PATIENCE, Terminal
+from terminal import PATIENCE, PseudoTerminal
 
 from encoder import get_encoder
 
@@ -28,11 +28,11 @@ cli.main("sample")
 
 @pytest.fixture
 def terminal():
-    with contextlib.closing(Terminal()) as terminal:
+    with contextlib.closing(PseudoTerminal()) as terminal:
         yield terminal
 
 
-def ask(before="", env=UTF_8, **streams):
+def interactive(before="", env=UTF_8, **streams):
     command = [sys.executable, "-c", COMMAND.format(before), "--interactive", "--seed=1"]
     command += ["--model_name=tiny-a", f"--models_dir={GOLDEN}"]
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LC_", "INPUTRC"))}
@@ -49,7 +49,7 @@ TEXTS = ["x" * 6300, "é日本🙂" * 600, "a\tb" * 4000, "Ångström " * 10]
 
 @pytest.mark.parametrize("env", [UTF_8, ASCII], ids=["UTF-8", "ASCII"])
 def test_a_pasted_line_is_the_whole_prompt(terminal, env):
-    process = ask(env=env, **dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave))
+    process = interactive(env=env, **dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave))
     for text in TEXTS:
         terminal.read_until(ASK)
         terminal.shown = b""
@@ -63,7 +63,7 @@ def test_a_pasted_line_is_the_whole_prompt(terminal, env):
 @pytest.mark.parametrize("stderr", [True, False], ids=["stderr on the terminal", "all in files"])
 def test_a_pasted_line_with_stdout_in_a_file(terminal, tmp_path, stderr):
     with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
-        process = ask(stdin=terminal.slave, stdout=out, stderr=terminal.slave if stderr else err)
+        process = interactive(stdin=terminal.slave, stdout=out, stderr=terminal.slave if stderr else err)
     for text in TEXTS:
         terminal.read_until(ASK)
         terminal.shown = b""
@@ -80,7 +80,7 @@ def test_a_pasted_line_with_stdout_in_a_file(terminal, tmp_path, stderr):
 
 def test_a_line_is_edited_and_the_one_before_comes_back(terminal, tmp_path):
     with open(tmp_path / "out", "wb") as out:
-        process = ask(stdin=terminal.slave, stdout=out, stderr=terminal.slave)
+        process = interactive(stdin=terminal.slave, stdout=out, stderr=terminal.slave)
     terminal.read_until(ASK)
     terminal.type("é".encode() * 80 + b"y\x7f\n")  # the last one is taken back
     terminal.read_until(told("é" * 80))
@@ -96,7 +96,9 @@ CUT = b"That line is not used: the terminal has cut it after 4,095 bytes."
 
 
 def test_where_python_has_no_readline_a_line_that_is_cut_is_said_and_not_used(terminal):
-    process = ask("sys.modules['readline'] = None", **dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave))
+    process = interactive(
+        "sys.modules['readline'] = None", **dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave)
+    )
     terminal.read_until(ASK)
     terminal.shown = b""
     terminal.type(b"x" * 6300 + b"\n")
@@ -112,7 +114,7 @@ def test_where_python_has_no_readline_a_line_that_is_cut_is_said_and_not_used(te
 @pytest.mark.parametrize("end", [b"\n", b""], ids=["with its Enter", "without"])
 def test_what_is_pasted_before_it_is_asked_for_is_cut_and_said(terminal, end):
     terminal.type(b"x" * 6300 + end)
-    process = ask(**dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave))
+    process = interactive(**dict.fromkeys(["stdin", "stdout", "stderr"], terminal.slave))
     terminal.read_until(ASK)
     if not end:
         terminal.type(b"\n")
