@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -9,13 +10,17 @@ import sys
 import pytest
 import tensorflow as tf
 from checkpoint_files import TINY, assert_is_tiny, copy_tiny, tiny_weights, write_checkpoint
+from command import FOUR
 from recorded import ROOT
 
-from gpt2tf import find_model, load_model, save_checkpoint
+from encoder import get_encoder
+from gpt2tf import cli, find_model, load_model, save_checkpoint
 from gpt2tf.checkpoint import Weights, write_state
 from gpt2tf.hparams import write_hparams
 from gpt2tf.locate import find_prefix
 from gpt2tf.train.loop import Report, _Scalars
+from gpt2tf.train.text import find_files
+from gpt2tf.train.tokens import encode_corpus, open_tokens
 
 INDEX, DATA = "model.ckpt.index", "model.ckpt.data-00000-of-00001"
 NAMES = ["a b", "Größe 日本", "x[1]", "[", "a*b?", r"back\slash", "caf\udce9", "[caf\udce9]", "'\"'", "a\nb", "-", "~"]
@@ -188,3 +193,47 @@ def test_models_in_a_folder_whose_name_is_a_pattern_are_listed(tmp_path):
     copy_tiny(tmp_path / "models[1]" / "mine")
     with pytest.raises(FileNotFoundError, match=r"\(there: mine\)"):
         find_model("124M", tmp_path / "models[1]")
+
+
+TEXT_FILES = ["a b", "Größe 日本", "x[1]", "caf\udce9", "'\"'", "a\nb", "-x", "n" * 255, "~", "$HOME"]
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_any_name_of_a_prompt_file_and_of_an_output(tmp_path, sample, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("hello")
+    alone = sample(*FOUR, "--prompt=hello")
+    assert sample(*FOUR, f"--prompt_file={name}") == alone
+    for _ in range(2):
+        assert sample(*FOUR, "--prompt=hello", f"--output={name}") == (0, "", "")
+        assert (tmp_path / name).read_text() == alone[1] and os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "é" * 128])
+def test_names_that_are_too_long(refused, capsys, name, tmp_path):
+    for flags in (["--output", name], ["--prompt_file", name]):
+        assert refused(*FOUR, *flags) == (1, f"{name}: File name too long")
+    code, line = refused("--model_name", name, "--models_dir", tmp_path)
+    assert code == 1 and line.startswith("there is no model ")
+    with pytest.raises(SystemExit) as left:
+        cli.main(None, ["train", "text.txt", "--run_name", name, "--hparams=h.json"])
+    assert left.value.code == 2
+    assert re.search(
+        r"^gpt2tf train: argument --run_name: '.*' is 256 bytes long; .* at most 255$", capsys.readouterr().err
+    )
+
+
+def test_an_error_that_names_a_file_is_one_line(refused, tmp_path):
+    assert refused(*FOUR, "--output", tmp_path / "a\nb" / "c")[1] == f"{tmp_path}/a b/c: No such file or directory"
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_any_name_of_data(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / name).write_text("hello")
+    vocabulary = get_encoder("tiny-a", TINY.parent)
+    for data in (tmp_path / name, tmp_path / name / name):
+        tokens = encode_corpus(find_files(data), vocabulary, tmp_path / name / ".tokens.npy")
+        assert vocabulary.decode(tokens) == "hello<|endoftext|>"
+        assert open_tokens(tmp_path / name / ".tokens.npy", 1000).tolist() == tokens.tolist()
+        assert set(os.listdir(tmp_path / name)) == {".tokens.npy", name}

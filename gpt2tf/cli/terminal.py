@@ -77,7 +77,6 @@ def _edited_line() -> str | None:
 @contextlib.contextmanager
 def _terminal_as_stdout() -> Iterator[None]:
     """Makes stdout the terminal, for `input` edits lines only where stdin and stdout both are one."""
-    sys.stdout.flush()
     stdout = os.dup(1)
     try:
         if not os.isatty(1):
