@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from checkpoint_files import TINY, assert_is_tiny, copy_tiny, tiny_weights, write_checkpoint
 from command import FOUR
+from file_server import assert_complete, fetch, serving
 from recorded import ROOT
 
 from encoder import get_encoder
@@ -90,6 +91,18 @@ def test_what_cannot_be_written_is_said_whatever_its_name(tmp_path, name, tiny, 
     with pytest.raises(OSError, match=r": file/x.*Not a directory$"):
         save_checkpoint(tiny, tmp_path / name)
     assert os.listdir(tmp_path / name) == ["logs"]
+
+
+@pytest.mark.parametrize("name", ["x[1]", "caf\udce9", "a\nb"])
+def test_downloads_into_any_folder(tmp_path, monkeypatch, name):
+    with serving(tmp_path / name / "tiny-a", monkeypatch) as server:
+        fetch(server)
+        assert_complete(server)
+        server.forget()
+        (server.folder / INDEX).write_bytes(b"damaged")
+        fetch(server)
+        assert_complete(server)
+    assert_is_tiny(load_model(server.folder))
 
 
 def test_damage_is_said_in_one_line_whatever_the_name(tmp_path):
