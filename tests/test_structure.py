@@ -198,7 +198,7 @@ def test_the_package_is_seen_at_a_glance():
 
 
 def test_the_command_line_is_thin():
-    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) < 1100
+    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) <= 1200
 
 
 # Tests
