@@ -25,7 +25,7 @@ from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.cli.terminal import asked_prompts
-from gpt2tf.files import clean, naming, opened
+from gpt2tf.files import clean, opened
 from gpt2tf.locate import ModelFiles
 from gpt2tf.train.reader import read_text
 
