@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import encoder
 from gpt2tf.cluster import read_cluster
+from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.train.settings import Settings
@@ -107,7 +108,10 @@ def read_corpus(job: Job, folder: str | os.PathLike | None = None) -> Corpus:
     Raises ValueError for data that cannot be used, and OSError, as `documents` and `open_tokens` do.
     """
     folder = Path(folder or job.folder)
+    refuse_pointer(job.data)
     files = None if is_encoded(job.data) else find_files(job.data)  # before there are new files in their folder
+    for file in files or ():
+        refuse_pointer(file)
     folder.mkdir(parents=True, exist_ok=True)
     enc = _vocabulary(job, folder)
     n_vocab, identity = len(enc.encoder), {}
@@ -131,7 +135,7 @@ def _vocabulary(job: Job, folder: Path) -> encoder.Encoder:
         encoder.write_vocabulary(folder, job.source.n_vocab)
         parent, name = os.path.split(os.path.abspath(folder))
         return encoder.get_encoder(name, parent)
-    return job.files.vocabulary(job.files.hparams and job.files.hparams.n_vocab)
+    return job.files.encoder(job.files.hparams and job.files.hparams.n_vocab)
 
 
 def _tokens_before(path: Path, n_vocab: int):
@@ -166,8 +170,8 @@ def start(job: Job, corpus: Corpus) -> Run:
         model = _make_model(job, settings)
         trainer = Trainer(model, settings, strategy)
     if job.files is None:
-        model.vocabulary = os.path.abspath(job.folder)
-    else:  # of a model without hparams.json the size was not known before
+        model.vocabulary = encoder.read_vocabulary(job.folder)
+    elif job.files.hparams is None:  # the size was not known before
         job.files.check_vocabulary(corpus.enc, model.hparams.n_vocab)
     return Run(trainer, corpus, job.folder, saved=saved, chief=job.chief)
 
