@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -11,8 +12,24 @@ from collections.abc import Callable
 from typing import TextIO
 
 LONGEST_NAME = 255  # bytes of the name of a file, on all common file systems
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # how the note begins that Git LFS leaves for a file
 
 log = logging.getLogger(__name__)
+
+
+def refuse_pointer(path: str | os.PathLike) -> None:
+    """Raises ValueError for a file in whose place Git LFS has left a note; passes over what is no file."""
+    if os.path.isfile(path) and os.path.getsize(path) < 1024:  # as large as such a note can be
+        with open(path, "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                pointer = "is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull"
+                raise ValueError(f"{os.fspath(path)} {pointer}")
+
+
+@functools.cache
+def warn_once(log: logging.Logger, message: str) -> None:
+    """A warning about a file that a command reads more than once."""
+    log.warning("%s", message)
 
 
 def clean(raw: bytes | str) -> str:

@@ -47,6 +47,7 @@ def make_r124m(folder):
     """Write a model folder of the size of 124M, with the weights on which golden/r124m was recorded."""
     import numpy as np
 
+    import encoder
     from gpt2tf import GPT2, save_checkpoint
     from gpt2tf.hparams import PUBLISHED
 
@@ -57,7 +58,7 @@ def make_r124m(folder):
         leaf = path.rsplit("/", 1)[-1]
         return (scales[leaf] * rng.randn(*shape) + (leaf == "g")).astype(np.float32)
 
-    save_checkpoint(GPT2(PUBLISHED["124M"], initial_value=value), folder)
+    save_checkpoint(GPT2(PUBLISHED["124M"], initial_value=value, vocabulary=encoder.released()), folder)
 
 
 @pytest.fixture(scope="session")
@@ -69,15 +70,14 @@ def r124m_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def compiled_trainer(tmp_path_factory):
+def compiled_trainer():
     """A trainer whose functions XLA compiles once for all tests; `training.reset` makes it as new."""
     from training import ONE_LAYER, make_trainer
 
     import encoder
 
     trainer = make_trainer(ONE_LAYER)
-    trainer.model.vocabulary = str(tmp_path_factory.mktemp("vocabulary"))  # to be copied, which is quicker than made
-    encoder.write_vocabulary(trainer.model.vocabulary, ONE_LAYER.n_vocab)
+    trainer.model.vocabulary = encoder.released(ONE_LAYER.n_vocab)
     return trainer
 
 
