@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-import encoder
-from gpt2tf import names
+from gpt2tf import encoder, names
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
 from gpt2tf.locate import PREFIX, VOCABULARY_FILES, data_files, find_prefix
 from gpt2tf.model import GPT2

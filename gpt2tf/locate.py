@@ -66,7 +66,7 @@ class ModelFiles:
 
         n_vocab: its size, if that is known. Raises as `encoder.get_encoder` and `check_vocabulary` do.
         """
-        import encoder
+        from gpt2tf import encoder
 
         if any(os.path.exists(os.path.join(self.folder, file)) for file in VOCABULARY_FILES):
             parent, name = os.path.split(os.path.abspath(self.folder))

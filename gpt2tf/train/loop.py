@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from encoder.encoder import END_OF_TEXT
+from gpt2tf import encoder
 from gpt2tf.devices import from_workers, losing_workers, running_out_of_memory
 from gpt2tf.generate import Generator
 from gpt2tf.train import saves
@@ -180,7 +180,7 @@ class Run:
         hparams = self.trainer.model.hparams
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
-        start = [self.corpus.enc.encoder[END_OF_TEXT]]
+        start = [self.corpus.enc.encoder[encoder.END_OF_TEXT]]
         return Generator(self.trainer.model).generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
 
 

@@ -90,7 +90,7 @@ def blocking(packages, tail):
 
 
 def test_help_needs_no_tensorflow(tmp_path):
-    command = "import gpt2tf; from gpt2tf import cli; cli.main('sample')"
+    command = "import gpt2tf; from gpt2tf import cli; cli.main(command='sample')"
     run = blocking(["tensorflow", "keras", "numpy", "regex", "tqdm", "requests"], command)
     asked = subprocess.run([*run, "--help"], cwd=tmp_path, capture_output=True, check=True)
     assert b"--interactive" in asked.stdout and asked.stderr == b""
@@ -149,7 +149,7 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
     scratch.mkdir()
     code = (
         "import threading, time; from gpt2tf import cli;"
-        "threading.Thread(target=time.sleep, args=[600]).start(); cli.main('sample')"
+        "threading.Thread(target=time.sleep, args=[600]).start(); cli.main(command='sample')"
     )
     flags = ["--model_name", str(model), *SAMPLE[4:]]
     run = subprocess.run(
