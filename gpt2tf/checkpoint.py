@@ -23,9 +23,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-import encoder
-from encoder import Vocabulary
-from gpt2tf import names
+from gpt2tf import encoder, names
 from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
 from gpt2tf.locate import PREFIX, data_files, find_prefix, note_released
@@ -130,7 +128,7 @@ def verify_index(prefix: str, hparams: HParams) -> None:
     _check_names(Weights(prefix, index_only=True), hparams)
 
 
-def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights, Vocabulary | None]:
+def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights, encoder.Vocabulary | None]:
     """What `load_model` makes a model of: the sizes, the weights, not read yet, and the vocabulary beside them.
 
     Raises as it does.

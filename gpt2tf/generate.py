@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from encoder import real_tokens
-from gpt2tf import checks
+from gpt2tf import checks, encoder
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.network import Network
@@ -81,7 +80,7 @@ class Generator:
             weights = {v.path: v.value for v in model.variables}
         else:
             self.hparams, weights, vocabulary = load_weights(model)
-        self._real_tokens = real_tokens(vocabulary, self.hparams.n_vocab)  # beyond them nothing is sampled
+        self._real_tokens = encoder.real_tokens(vocabulary, self.hparams.n_vocab)  # beyond them nothing is sampled
         self._device = device
         self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
         self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)

@@ -66,7 +66,7 @@ class ModelFiles:
     @functools.cached_property
     def vocabulary(self) -> Vocabulary | None:
         """What `encoder.read_vocabulary` finds in the folder."""
-        import encoder
+        from gpt2tf import encoder
 
         return encoder.read_vocabulary(self.folder)
 
@@ -75,7 +75,7 @@ class ModelFiles:
 
         n_vocab: of the model, if that is known. Raises as `encoder.get_encoder` and `check_vocabulary` do.
         """
-        import encoder
+        from gpt2tf import encoder
 
         if self.vocabulary is None:
             enc = encoder.get_encoder()
@@ -90,7 +90,7 @@ class ModelFiles:
 
     def check_vocabulary(self, enc: Encoder, n_vocab: int) -> None:
         """Raises ValueError unless `enc`, which `encoder` gave, may be that of a model with n_vocab rows in wte."""
-        import encoder
+        from gpt2tf import encoder
 
         size = len(enc.encoder)
         if self.vocabulary is None and size != n_vocab:

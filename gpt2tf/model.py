@@ -18,7 +18,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from encoder import Vocabulary
+from gpt2tf import encoder
 from gpt2tf.hparams import HParams
 from gpt2tf.train.dropout import Rates, dropout, keys_at
 from gpt2tf.train.fit import KerasModel
@@ -319,7 +319,7 @@ class GPT2(KerasModel):
         dropout: Rates | float = 0.1,
         recompute: bool = False,
         dtype=None,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: encoder.Vocabulary | None = None,
     ):
         rates = dropout if isinstance(dropout, Rates) else Rates(dropout, dropout, dropout)
         super().__init__(hparams, rates, recompute, dtype, vocabulary)

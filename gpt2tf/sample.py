@@ -16,8 +16,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from encoder import real_tokens
-from gpt2tf import checks
+from gpt2tf import checks, encoder
 from gpt2tf.model import GPT2, past_shape
 
 FILTERED = -1e10  # openai/gpt-2 src/sample.py:15
@@ -89,7 +88,7 @@ def sample_sequence(
     checks.check_window(model.hparams.n_ctx, context.shape[1], length)
     noise = checks.check_noise(np.asarray(noise, np.float64), length, len(context))
 
-    vocab = real_tokens(model.vocabulary, model.hparams.n_vocab)
+    vocab = encoder.real_tokens(model.vocabulary, model.hparams.n_vocab)
     past = tf.zeros(past_shape(model.hparams, len(context), 0), model.compute_dtype)  # of no positions yet
     any_prev = tf.TensorSpec([len(context), None], tf.int32)
     any_past = tf.TensorSpec(past_shape(model.hparams, len(context)), past.dtype)

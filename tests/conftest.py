@@ -8,6 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
+from command import leaving
 from recorded import GOLDEN
 
 
@@ -95,14 +96,17 @@ def eagerly():
 def stdin(monkeypatch):
     """Sets the bytes that stdin holds; until then reading it fails the test."""
 
-    class Untouched:
-        def __getattr__(self, name):
+    class Untouched(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
             raise AssertionError("stdin was read")
 
     def set_bytes(raw):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
 
-    monkeypatch.setattr("sys.stdin", Untouched())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Untouched())))
     return set_bytes
 
 
@@ -120,15 +124,8 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
         lambda files, *rest: [tiny_generator] if files.prefix.startswith(str(GOLDEN)) else load(files, *rest),
     )
 
-    def leave_at_once(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave_at_once)
-
     def run(*argv):
-        with pytest.raises(SystemExit) as left:
-            cli.main("sample", list(map(str, argv)))
-        return left.value.code or 0, *capsys.readouterr()
+        return leaving(cli.main, list(map(str, argv)), command="sample"), *capsys.readouterr()
 
     return run
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-import encoder
+from gpt2tf import encoder
 from gpt2tf.bench.machine import timed
 from gpt2tf.bench.plan import Plan
 from gpt2tf.hparams import HParams, write_hparams

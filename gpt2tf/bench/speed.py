@@ -193,7 +193,7 @@ def _peak(device: str) -> int | None:
 def process_seconds(path: str | os.PathLike, length: int = 20, runs: int = 5) -> float:
     """A whole run of `sample.py --length 20`, from start to exit."""
     flags = ["--model_name", os.path.abspath(path), "--length", str(length)]
-    run = functools.partial(_python, "from gpt2tf.cli import main; main('sample')", *flags)
+    run = functools.partial(_python, "from gpt2tf.cli import main; main(command='sample')", *flags)
     return statistics.median(timed(run) for _ in range(runs + 1))
 
 
@@ -201,6 +201,7 @@ def _python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run code in a new interpreter that finds this package. Raises ChildProcessError with what it says last."""
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment["PYTHONSAFEPATH"] = "1"  # whatever lies in the working directory
     made = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
     if made.returncode:
         last = made.stderr.strip().splitlines()[-1:] or ["nothing"]

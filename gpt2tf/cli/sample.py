@@ -120,7 +120,7 @@ class Session:
     """One run of the command: the flags, the model, and how far its random stream has come."""
 
     def __init__(self, args):
-        from encoder import END_OF_TEXT
+        from gpt2tf import encoder
 
         self.args = args  # what they leave open is filled in: length here, seed before the first sample
         self.files = ModelFiles.find(args.model_name, args.models_dir)
@@ -130,7 +130,7 @@ class Session:
             self.load()
             self.hparams = self.generators[0].hparams
         self.enc = self.files.encoder(self.hparams.n_vocab)
-        self.end_of_text = self.enc.encoder[END_OF_TEXT]
+        self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         if args.length is None:
             args.length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx

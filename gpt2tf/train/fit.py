@@ -7,7 +7,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from encoder import Vocabulary
+from gpt2tf import encoder
 from gpt2tf.hparams import HParams
 from gpt2tf.train.dropout import Rates, row_keys
 from gpt2tf.train.ids import IGNORED, as_ids, refuse_unless
@@ -38,7 +38,7 @@ class KerasModel(keras.Model):
     compiled without the checks of its batch, which stand in front of it.
     """
 
-    def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype, vocabulary: Vocabulary | None):
+    def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype, vocabulary: encoder.Vocabulary | None):
         backend = keras.backend.backend()
         if backend != "tensorflow":
             raise RuntimeError(f"Keras runs on {backend}; set KERAS_BACKEND=tensorflow before it is imported")
@@ -63,7 +63,7 @@ class KerasModel(keras.Model):
     def from_config(cls, config):
         config = {"vocabulary": None, "frozen": []} | config
         config["hparams"], config["dropout"] = HParams(**config["hparams"]), Rates(**config["dropout"])
-        config["vocabulary"] = config["vocabulary"] and Vocabulary(**config["vocabulary"])
+        config["vocabulary"] = config["vocabulary"] and encoder.Vocabulary(**config["vocabulary"])
         frozen = config.pop("frozen")
         model = cls(**config)
         for variable in model.variables:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import encoder
+from gpt2tf import encoder
 from gpt2tf.cluster import read_cluster
 from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams

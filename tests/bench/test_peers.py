@@ -20,8 +20,8 @@ JOB = ("float32", [[1, 2], [3, 4]], 40, "cpu")
 
 
 @pytest.fixture
-def log(caplog, monkeypatch):
-    return log_of_bench(caplog, monkeypatch)
+def log(caplog):
+    return log_of_bench(caplog)
 
 
 @pytest.fixture
