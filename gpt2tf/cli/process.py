@@ -254,7 +254,7 @@ def one_line(error: Exception) -> str:
     """What is wrong, and for a package that is missing or broken what to do."""
     if isinstance(error, OSError) and error.strerror:
         return " ".join(f"{error.filename}: {error.strerror}".split()) if error.filename else error.strerror
-    text = " ".join(str(error).split())
+    text = str(error)
     if isinstance(error, ImportError):
         text = ([line for line in text.splitlines() if re.match(r"\w+Error: ", line)] or [text])[-1]  # of a traceback
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
