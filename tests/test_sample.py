@@ -111,6 +111,7 @@ class Scripted:
     """A stand-in for the model that always wants the next token up, to make indexing exact."""
 
     hparams = HParams(n_vocab=11, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
+    compute_dtype = "float32"
 
     def __call__(self, tokens, past):
         batch, seq = tf.unstack(tf.shape(tokens))

@@ -19,7 +19,7 @@ ARROWS = {
     # What a reader of GPT-2 looks for.
     "hparams": "files",
     "names": "hparams",
-    "model": "hparams checks train/dropout train/fit train/recompute encoder",
+    "model": "hparams train/dropout train/fit train/recompute encoder",
     "sample": "model checks encoder",
     "noise": "",
     "checkpoint": "names hparams locate files model encoder",

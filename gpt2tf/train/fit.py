@@ -1,4 +1,4 @@
-"""Keras's own fit, evaluate and predict of a GPT2: each batch is checked before XLA sees it, and the loss."""
+"""A GPT2 in Keras's own fit, evaluate, predict, save and export; and the loss to give them."""
 
 from __future__ import annotations
 

@@ -90,6 +90,7 @@ class Run:
         rows = self.settings.batch_size * self.settings.accumulate
         self.windows = Windows(train, window, rows, self.settings.seed)
         self.step, self.best, self.best_step = 0, math.inf, 0
+        self._generator: Generator | None = None  # of the samples, from the first one on
         if self.settings.early_stop and len(self.held) < 2:
             raise ValueError("early_stop looks at the validation loss, and the corpus is too short to have one")
         if saved:
@@ -181,7 +182,11 @@ class Run:
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
         start = [self.corpus.enc.encoder[END_OF_TEXT]]
-        return Generator(self.trainer.model).generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
+        if self._generator is None:
+            self._generator = Generator(self.trainer.model)
+        else:  # a new one would be compiled again, and what is compiled is never freed
+            self._generator.refresh(self.trainer.model)
+        return self._generator.generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
 
 
 @dataclasses.dataclass
