@@ -249,13 +249,12 @@ def data_files(prefix: str) -> list[str]:
 
 def _refuse_v1(path: str) -> None:
     """Raises ValueError, with the way to convert it, for a file that is a checkpoint in V1 format or a part of one."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(-len(SSTABLE), os.SEEK_END)
-            if file.read() != SSTABLE:
-                return
-    except OSError:  # no file, or too short a one
+    if not os.path.isfile(path) or os.path.getsize(path) < len(SSTABLE):
         return
+    with open(path, "rb") as file:
+        file.seek(-len(SSTABLE), os.SEEK_END)
+        if file.read() != SSTABLE:
+            return
     path = os.path.abspath(path)
     prefix = re.sub(r"-\d{5}-of-\d{5}$", "", path)
     pattern = prefix + "-?????-of-?????" if prefix != path else path

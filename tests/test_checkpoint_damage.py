@@ -282,6 +282,14 @@ def test_not_a_checkpoint(tmp_path):
         assert str(tmp_path / path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_folder_with_a_pipe_and_short_files_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # which would be waited for
+    (tmp_path / "short").write_bytes(b"x")
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"holds no checkpoint: no model\.ckpt\.index in it"):
+        load_model(tmp_path)
+
+
 def test_a_refusal_leaves_nothing_behind(folder, monkeypatch, tmp_path):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

@@ -158,6 +158,14 @@ def test_the_model_comes_to_the_engines_as_it_is(folder, tiny):
     assert [tuple(merge.split()) for merge in merges] == list(released.bpe_ranks)[: 1000 - 257]
 
 
+@pytest.mark.parametrize("n_vocab", [2, 50304])
+def test_peers_have_a_token_for_each_row(tmp_path, n_vocab):
+    peers.write_model(str(tmp_path), dataclasses.replace(TINY, n_vocab=n_vocab), {})
+    tokens, merges = engines.Model(str(tmp_path)).vocabulary
+    assert (len(tokens), len(merges)) == ((50304, 50000) if n_vocab > 257 else (257, 0))
+    assert tokens.index("<|endoftext|>") == min(max(n_vocab, 257), 50257) - 1
+
+
 def test_a_format_is_written_once_and_again_if_it_was_cut_short(folder):
     model, written = engines.Model(folder), []
 
