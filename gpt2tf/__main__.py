@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    if sys.path[0] == os.path.abspath(".") != os.path.dirname(os.path.dirname(__file__)):
+    if os.path.exists(".") and sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(__file__)):
         del sys.path[0]
 
     from gpt2tf.cli import main
