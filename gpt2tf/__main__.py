@@ -4,8 +4,11 @@ import os
 import sys
 
 if __name__ == "__main__":
-    if sys.path[0] == os.path.abspath(".") != os.path.dirname(os.path.dirname(__file__)):
-        del sys.path[0]
+    try:
+        if sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(__file__)):
+            del sys.path[0]
+    except FileNotFoundError:  # the working directory has been removed
+        pass
 
     from gpt2tf.cli import main
 

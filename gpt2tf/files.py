@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import logging
@@ -195,7 +196,7 @@ class _Closed(io.TextIOBase):
     """In place of a stdout that is closed."""
 
     def write(self, text: str) -> int:
-        raise OSError("stdout is closed")
+        raise OSError(errno.EBADF, "it is closed", "stdout")
 
 
 class _Stream(io.TextIOBase):

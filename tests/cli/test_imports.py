@@ -54,6 +54,13 @@ def test_a_working_directory_with_modules_of_any_name(place):
     assert (made.returncode, made.stdout) == (0, f"{header(1)}{FOUR_TEXT}\n"), made.stderr
 
 
+def test_a_working_directory_that_was_removed(tmp_path):
+    code = f"rmdir {tmp_path} && {sys.executable} -m gpt2tf sample --model_name=x"
+    env = BARE | {"PYTHONPATH": str(ROOT)}
+    made = subprocess.run(["bash", "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (made.returncode, made.stderr.count("\n")) == (1, 1) and "there is no model 'x'" in made.stderr
+
+
 @pytest.mark.parametrize("kind", ["__init__", "encoder"])
 def test_an_encoder_ahead_on_the_path(place, kind):
     """A package, or a folder."""

@@ -127,12 +127,12 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["sample", "--help"], ["train", "--help"]], ids=" ".join)
-@pytest.mark.parametrize("where, why", [(">&-", "stdout is closed"), (">/dev/full", "stdout: No space left on device")])
+@pytest.mark.parametrize("where, why", [(">&-", "it is closed"), (">/dev/full", "No space left on device")])
 def test_a_help_that_gets_lost(tmp_path, flags, where, why):
     command = shlex.join([sys.executable, "-m", "gpt2tf", *flags])
     env = BARE | {"PYTHONPATH": str(SCRIPT.parent)}
     run = subprocess.run(["bash", "-c", f"{command} {where}"], env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", f"gpt2tf: {why}\n")
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", f"gpt2tf: stdout: {why}\n")
 
 
 @pytest.mark.parametrize("tail", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
