@@ -25,6 +25,7 @@ HEAD = 2**16  # bytes that tell the encoding: some pages, so that a title page i
 # damaged here and there it is far less than a thousandth. A few bytes may be what is left of a character that was cut.
 SHARE = 1 / 200
 FEW = 3
+UTF8 = "utf-8-sig"  # with a mark or without one
 MARKS = {  # of UTF-32 before those of UTF-16, with one of which it begins
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -33,7 +34,7 @@ MARKS = {  # of UTF-32 before those of UTF-16, with one of which it begins
 }
 ESCAPE = "gpt2tf.escape"  # the name of an error handler, as "surrogateescape" but for any encoding
 ESCAPED = "\udcff"
-CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x19\x1c-\x1f\x7f]")  # not those of lines, pages, old files and terminals
+CONTROL = re.compile(rb"[\x01-\x07\x0b\x0e-\x19\x1c-\x1f\x7f]")  # not those of lines, pages, files and terminals
 
 WIDE = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
 RUSSIAN, UKRAINIAN = "абвгдежзийклмнопрстуфхцчшщъыьэюяё", "абвгдежзийклмнопрстуфхцчшщьюяєіїґ"
@@ -57,10 +58,10 @@ MIXED = re.compile(r"[A-Za-z][^\0-\x7f]|[^\0-\x7f][A-Za-z]")
 # Of an encoding: its codec, and the standard of its characters with the first bytes of those that are in common use.
 LEVELS = {
     "EUC-KR": ("cp949", "euc_kr", (*range(0xA1, 0xA4), *range(0xB0, 0xC9))),
+    "GB18030": ("gb18030", "gb2312", (*range(0xA1, 0xA4), *range(0xB0, 0xD8))),
+    "BIG5": ("cp950", "cp950", tuple(range(0xA1, 0xC7))),
     "EUC-JP": ("euc_jp", "euc_jp", (*range(0xA1, 0xA6), *range(0xB0, 0xD0))),
     "SHIFT_JIS": ("cp932", "euc_jp", (*range(0xA1, 0xA6), *range(0xB0, 0xD0))),
-    "BIG5": ("cp950", "cp950", tuple(range(0xA1, 0xC7))),
-    "GB18030": ("gb18030", "gb2312", (*range(0xA1, 0xA4), *range(0xB0, 0xD8))),
 }
 LEAST = 0.9  # of the characters are common ones in the encoding that a text looks to be in
 
@@ -114,16 +115,19 @@ class _Headed(io.RawIOBase):
 
 def _encoding(head: bytes, name: str) -> str:
     """The codec of a text that begins with these bytes. Raises as `text_reader` does."""
-    codec = next((codec for mark, codec in MARKS.items() if head.startswith(mark)), "utf-8-sig")
+    codec = next((codec for mark, codec in MARKS.items() if head.startswith(mark)), UTF8)
     text = _decoded(head, codec, ESCAPE)
     wrong = text.count(ESCAPED)
-    if not too_many(wrong, len(head)) and "\0" not in text:
-        return codec
-    # No text has such characters: the bytes are no characters, but may be parts of some.
+    fits = not too_many(wrong, len(head)) and "\0" not in text
+    # No text has many of these: then the bytes are no characters, but may be halves of some, also where all are ASCII.
     controls = b"\0" in head or too_many(len(CONTROL.findall(head)), len(head))
+    if fits and (codec != UTF8 or not controls):
+        return codec
     encoding = _looks_like(head, controls)
     if encoding:
         raise ValueError(f"{name} is not UTF-8, but looks like {encoding}; {_conversion(name, encoding)}")
+    if fits:
+        return codec
     if controls:
         why = "zero bytes" if b"\0" in head else "control characters"
         raise NotText(f"{name} is not text, it holds {why}; unpack it, or save it as UTF-8")
@@ -161,19 +165,19 @@ def _looks_like(head: bytes, wide: bool) -> str | None:
     """iconv's name of the encoding in which nearly all characters are common ones, or None.
 
     wide: whether only those come into question where every character has two bytes or four.
-    Where two fit alike it is the first: what is Hangul in EUC-KR is rare Chinese in GB18030, but not the reverse.
+    Where two fit alike it is the first: what is all Hangul in EUC-KR is Chinese in GB18030, but hardly the reverse.
     """
     levels = {encoding: _characters(*standard) for encoding, (_, *standard) in LEVELS.items()}
     eastern = frozenset().union(*levels.values())
     shares = {encoding: _share(_decoded(head, encoding, "replace"), _Wide(eastern)) for encoding in WIDE}
     if not wide:
+        for encoding, level in levels.items():
+            shares[encoding] = _share(_beyond_ascii(_decoded(head, LEVELS[encoding][0], "replace")), level)
         for encoding, alphabets in ALPHABETS.items():
             text = _decoded(head, encoding, "replace")
             # No word has letters of such an alphabet and Latin ones.
             text = text.lower() if encoding in LATIN else MIXED.sub("\ufffd", text)
             shares[encoding] = max(_share(_beyond_ascii(text), alphabet + SIGNS) for alphabet in alphabets)
-        for encoding, level in levels.items():
-            shares[encoding] = _share(_beyond_ascii(_decoded(head, LEVELS[encoding][0], "replace")), level)
     best = max(shares, key=shares.get)
     return best if shares[best] >= LEAST else None
 

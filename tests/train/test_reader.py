@@ -98,6 +98,26 @@ def test_utf16_of_chinese_has_no_zero_byte():
     assert b"\0" not in raw and not isinstance(pytest.raises(ValueError, read, raw).value, NotText)
 
 
+@pytest.mark.parametrize("text", ["你好世界", "สวัสดีตอนเช้า"])
+def test_utf16_of_which_all_bytes_are_ascii(text):
+    """But many are control characters, and no text has those."""
+    raw = (text * 20).encode("utf-16-le")
+    assert raw.isascii()
+    with pytest.raises(ValueError, match="looks like UTF-16LE"):
+        read(raw)
+
+
+def test_control_characters_may_be_text():
+    for text in "\x1b[1mbold\x1b[0m\n", "N\x08NA\x08AM\x08ME\x08E\n", "rings: \x07\x07\x07\x07\x07\x07\x07\n\x0c":
+        assert read(text.encode() * 30) == text * 30
+
+
+@pytest.mark.parametrize("text", ["你好世界", "中文"])
+def test_of_two_encodings_that_fit_it_is_the_more_likely(text):
+    with pytest.raises(ValueError, match="looks like GB18030"):
+        read((text * 20).encode("gb18030"))
+
+
 @pytest.mark.skipif(not shutil.which("iconv"), reason="there is no iconv")
 @pytest.mark.parametrize("name", ["my book.txt", "a.csv", "no ending", "b.txt.gz"])
 @pytest.mark.parametrize("language, encoding", [("german", "WINDOWS-1252"), ("simplified", "UTF-16LE")])
