@@ -9,8 +9,8 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["gpt2tf", "gpt2tf.*", "encoder"]),
-    package_data={"gpt2tf": ["models/*/*"], "encoder": ["encoder.json", "vocab.bpe"]},
-    install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "urllib3", "tqdm"],
+    package_data={"gpt2tf": ["models/*/*", "*/README.md"], "encoder": ["encoder.json", "vocab.bpe"]},
+    install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.6", "setuptools", "wheel"],
         "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],

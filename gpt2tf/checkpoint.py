@@ -162,7 +162,8 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = N
     files stay.
     Raises OSError where the disk does, ValueError for an n_vocab that has no such vocabulary.
     """
-    if not os.fspath(folder):
+    folder = os.fsdecode(folder)
+    if not folder:
         raise ValueError("the folder to save to has no name")
     folder = os.path.realpath(folder)
     exists = os.path.isdir(folder)
@@ -211,25 +212,50 @@ def _write_variables(variables: dict[str, tf.Tensor], prefix: str) -> None:
     try:
         with tf.device("CPU"):
             tf.raw_ops.SaveV2(
-                prefix=part,
+                prefix=name_for_tensorflow(part),
                 tensor_names=order,
                 shape_and_slices=[""] * len(order),
                 tensors=[tf.cast(variables[name], tf.float32) for name in order],
             )
-            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=[part], destination_prefix=prefix, delete_old_dirs=False)
-    except tf.errors.OpError as error:
-        raise OSError(f"cannot write {prefix}: {_first_line(error)}") from None
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=[name_for_tensorflow(part)],
+                destination_prefix=name_for_tensorflow(prefix),
+                delete_old_dirs=False,
+            )
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise OSError(f"cannot write {prefix}: {first_line(error, os.path.dirname(part))}") from None
 
 
-def _readable_prefix(owner: Weights, prefix: str, files: list[str]) -> str:
-    """The prefix, or links to it that live as long as owner where TensorFlow would take its name for a pattern."""
-    if not re.search(r"[][*?\\\ud800-\udfff]", prefix):
-        return prefix
+def name_for_tensorflow(path: str) -> bytes:
+    """A path as TensorFlow takes it: in the bytes of this system, where a str would become UTF-8.
+
+    It is absolute, so that no name is one of TensorFlow's own file systems, as "ram://x" would be.
+    """
+    return os.fsencode(os.path.abspath(path))
+
+
+def _readable_prefix(owner: Weights, prefix: str, files: list[str]) -> bytes:
+    """The prefix, or links to it that live as long as owner where TensorFlow's readers would not find its name."""
+    name = name_for_tensorflow(prefix)
+    if _is_plain(name):
+        return name
     links = tempfile.mkdtemp(prefix="gpt2tf-")
     weakref.finalize(owner, shutil.rmtree, links, ignore_errors=True)
+    plain = name_for_tensorflow(os.path.join(links, PREFIX))
+    if not _is_plain(plain):
+        raise OSError(f"neither {prefix} nor {links} has a name that TensorFlow reads; set TMPDIR to one without []*?")
     for file in files:
         os.symlink(os.path.abspath(file), os.path.join(links, PREFIX + file[len(prefix) :]))
-    return os.path.join(links, PREFIX)
+    return plain
+
+
+def _is_plain(name: bytes) -> bool:
+    """Whether TensorFlow's readers find a file of that name: it is no pattern, and can stand in a message of theirs."""
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return not re.search(rb"[][*?\\]", name.replace(os.fsencode(os.sep), b"/"))
 
 
 def _bytes_in_data(reader, name: str, dtype: tf.DType, shape: tuple[int, ...]) -> int:
@@ -269,10 +295,13 @@ def _damage_in(*files: str, reading: str = ""):
     try:
         yield
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{', '.join(files)}: {reading}{_first_line(error)}; {DOWNLOAD_AGAIN}") from None
+        raise ValueError(f"{', '.join(files)}: {reading}{first_line(error)}; {DOWNLOAD_AGAIN}") from None
 
 
-def _first_line(error: Exception) -> str:
-    """What TensorFlow says, without the names of its own machinery."""
-    line = str(getattr(error, "message", error)).splitlines()[0]
-    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]$", "", line)
+def first_line(error: Exception, folder: str | None = None) -> str:
+    """What TensorFlow says, without the names of its own machinery and of a folder that has been named already."""
+    message = getattr(error, "message", error)
+    if isinstance(error, UnicodeDecodeError):  # what TensorFlow wanted to say, with the name of a file in it
+        message = os.fsdecode(error.object)
+    message = str(message).replace(f"{folder}{os.sep}", "")
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]( name: .*)?$", "", message.splitlines()[0])

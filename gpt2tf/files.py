@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
+LONGEST_NAME = 255  # bytes of the name of a file, on all common file systems
+
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ def opened(path: str | None, stdout: TextIO):
             yield file
         return
     target = os.path.realpath(path)  # of a link, the file is replaced and not the link
-    part = f"{target}.{os.getpid()}.part"
+    part = _part(target)
     with naming(path, part):
         if os.path.exists(target):
             open(target, "ab").close()  # raises for a file that is not to be written
@@ -61,6 +63,15 @@ def opened(path: str | None, stdout: TextIO):
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(part)
+
+
+def _part(target: str) -> str:
+    """Where the content of a file is written before it takes its place."""
+    folder, name = os.path.split(target)
+    part = f"{name}.{os.getpid()}.part"
+    if len(os.fsencode(name)) <= LONGEST_NAME < len(os.fsencode(part)):
+        part = f"{os.getpid()}.part"
+    return os.path.join(folder, part)
 
 
 def _stream_at(path: str) -> int | None:
@@ -86,7 +97,7 @@ def naming(name: str, part: str | None = None):
 @contextlib.contextmanager
 def replacing(target: str):
     """A binary file that becomes `target` when all is written, and disappears if that fails."""
-    part = f"{target}.{os.getpid()}.part"
+    part = _part(target)
     with naming(target, part):
         try:
             with open(part, "wb") as file:

@@ -30,7 +30,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
-from gpt2tf.decode.weights import allocate, as_tensors, fill, in_streams, streams_for
+from gpt2tf.decode.weights import Weights, allocate, as_tensors, assign, copy_streams, fill, in_streams, streams_for
 from gpt2tf.hparams import HParams
 from gpt2tf.model import GPT2
 from gpt2tf.noise import RandomStream, fresh_seed
@@ -83,11 +83,12 @@ class Generator:
         self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
         self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)
         self._ops, self._making = Ops(jit_compile), threading.Lock()
-        self._streams = streams_for(first[0] if first else 1)
-        self._arrays = allocate(self.hparams, dtype, self._streams)
-        self._networks: dict[int, Network] = {}  # by the streams of their layout
+        streams = streams_for(first[0] if first else 1)
+        arrays = allocate(self.hparams, dtype, streams)
+        self._arrays: dict[int, Weights] = {streams: arrays}  # by the streams of their layout
+        self._networks: dict[int, Network] = {}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            filled = pool.submit(fill, self._arrays, weights, self.hparams)
+            filled = pool.submit(fill, arrays, weights, self.hparams)
             if tf.config.get_visible_devices("GPU"):  # where tensors are copies
                 filled.result()
             if first:
@@ -98,6 +99,19 @@ class Generator:
     def compilations(self) -> int:
         """How many functions were compiled so far, of the sizes that came up."""
         return sum(function.experimental_get_tracing_count() for function in (self._prefill, self._decode))
+
+    def refresh(self, model: GPT2) -> None:
+        """Take the weights of a model of the same sizes as they are now. Nothing is compiled for it.
+
+        Not while another thread samples, which may then see some of the old ones and some of the new.
+        """
+        with self._making, tf.device(self._device):
+            arrays, *others = self._arrays.values()
+            fill(arrays, {v.path: v.value for v in model.variables}, self.hparams)
+            for other in others:
+                copy_streams(arrays, other)
+            for streams, network in self._networks.items():
+                assign(network.weights, self._arrays[streams])
 
     def compile(self, batch_size: int, n_prompt: int, length: int) -> None:
         """Compile for batch_size prompts of up to n_prompt tokens, so that such a call starts at once.
@@ -157,10 +171,12 @@ class Generator:
         with self._making, tf.init_scope(), tf.device(self._device):  # tensors of no graph, whichever is being traced
             streams = streams_for(batch)
             if streams not in self._networks:
-                arrays = self._arrays if streams == self._streams else in_streams(self._arrays, streams)
-                if not self._networks:  # nothing is in the other layout yet, which is not kept
-                    self._arrays, self._streams = arrays, streams
-                self._networks[streams] = Network(as_tensors(arrays), self.hparams, self._ops)
+                if streams not in self._arrays:
+                    arrays = in_streams(next(iter(self._arrays.values())), streams)
+                    if not self._networks:  # nothing uses the other layout yet, which is not kept
+                        self._arrays.clear()
+                    self._arrays[streams] = arrays
+                self._networks[streams] = Network(as_tensors(self._arrays[streams]), self.hparams, self._ops)
             return self._networks[streams]
 
     def _padded(self, prompts, length: int) -> tuple[Prompts, np.ndarray]:

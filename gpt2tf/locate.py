@@ -111,10 +111,12 @@ def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str
     for path in (os.path.join(models_dir, model_name), model_name, os.path.join(BUNDLED, model_name)):
         if model_name and (os.path.exists(path) or os.path.exists(path + ".index")):
             return path
-    there = sorted(
-        name for name in _folders(models_dir) if glob.glob(os.path.join(models_dir, glob.escape(name), "*.index"))
-    )
-    published = FORMER_NAMES.get(model_name, model_name)
+    near = _near(model_name, models_dir)
+    if near:
+        raise FileNotFoundError(f"there is no model {model_name!r} in {models_dir}; {near}")
+    there = _models(models_dir)
+    name = os.path.basename(model_name)
+    published = FORMER_NAMES.get(name, name)
     wanted = published if published in PUBLISHED else "124M"
     if published in there:
         remedy = f"it is now called {published}: --model_name {published}"
@@ -128,11 +130,43 @@ def find_model(model_name: str, models_dir: str | os.PathLike = "models") -> str
     )
 
 
-def _folders(path):
+def _near(model_name: str, models_dir: str | os.PathLike) -> str | None:
+    """What lies where a name that no model has points to: other checkpoints of its folder, or other models."""
+    above, name = os.path.split(model_name)
+    for folder in dict.fromkeys([os.path.join(models_dir, above) if above else os.fspath(models_dir), above]):
+        prefixes = _prefixes(folder)
+        if prefixes:
+            newest = shlex.quote(os.path.join(above or folder, prefixes[-1]))
+            return f"{_held(folder, prefixes)}: the newest is --model_name {newest}"
+        if above and _models(folder) and name not in {*PUBLISHED, *FORMER_NAMES}:  # which could be downloaded
+            return _held(folder, _models(folder))
+    return None
+
+
+def _held(folder: str, names: list[str], shown: int = 10) -> str:
+    """A few words on the models or checkpoints in a folder, the last ones if they are many."""
+    others = f"{len(names) - shown} others, " if len(names) > shown else ""
+    return f"{folder} holds {others}{', '.join(names[-shown:])}"
+
+
+def _folders(path) -> list[str]:
     try:
         return [entry.name for entry in os.scandir(path) if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _models(path: str | os.PathLike) -> list[str]:
+    """The folders in a folder that hold a checkpoint."""
+    return sorted(name for name in _folders(path) if glob.glob(glob.escape(os.path.join(path, name)) + "/*.index"))
+
+
+def _prefixes(folder: str) -> list[str]:
+    """The names of the checkpoints in a folder, the newest last; none where there is no such folder."""
+    if not os.path.isdir(folder):
+        return []
+    names = {file[: -len(".index")] for file in os.listdir(folder) if file.endswith(".index")}
+    return sorted(names, key=lambda name: (_step(name), name))
 
 
 def find_prefix(path: str | os.PathLike) -> str:
@@ -141,22 +175,24 @@ def find_prefix(path: str | os.PathLike) -> str:
     In a folder: what its `checkpoint` file names, if that is there; else the checkpoint with the
     highest step. Raises FileNotFoundError.
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     if not os.path.isdir(path):
         prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path)
         if not (os.path.exists(prefix + ".index") or glob.glob(glob.escape(prefix) + ".data-*")):
-            raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder, and no {prefix}.index")
+            folder = os.path.dirname(path) or "."
+            near = f"; {_held(folder, _prefixes(folder))}" if _prefixes(folder) else ""
+            raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder, and no {prefix}.index{near}")
         return prefix
-    prefixes = {file[: -len(".index")] for file in os.listdir(path) if file.endswith(".index")}
+    prefixes = _prefixes(path)
+    if not prefixes:
+        near = _held(path, _models(path)) + "; name one of them" if _models(path) else "download the model again"
+        raise FileNotFoundError(f"{path} holds no checkpoint: no {PREFIX}.index in it; {near}")
     named = _named_in_state(path)
     if named in prefixes:
         return os.path.join(path, named)
-    if not prefixes:
-        raise FileNotFoundError(f"{path} holds no checkpoint: no {PREFIX}.index in it; download the model again")
-    newest = max(prefixes, key=lambda prefix: (_step(prefix), prefix))
     if len(prefixes) > 1:
-        log.info("%s: %d checkpoints, taking %s", path, len(prefixes), newest)
-    return os.path.join(path, newest)
+        log.info("%s: %d checkpoints, taking %s", path, len(prefixes), prefixes[-1])
+    return os.path.join(path, prefixes[-1])
 
 
 def data_files(prefix: str) -> list[str]:
@@ -176,11 +212,15 @@ def data_files(prefix: str) -> list[str]:
 def _named_in_state(folder: str) -> str | None:
     """The prefix that the folder's `checkpoint` file names, without the folders of the machine that wrote it."""
     try:
-        with open(os.path.join(folder, "checkpoint"), encoding="utf-8", errors="replace") as file:
-            named = re.search(r'^model_checkpoint_path: "(.*)"', file.read(), re.MULTILINE)
+        with open(os.path.join(folder, "checkpoint"), "rb") as file:
+            named = re.search(rb'^model_checkpoint_path: "(.*)"', file.read(), re.MULTILINE)
     except (FileNotFoundError, IsADirectoryError):
         return None
-    return named and re.split(r"[/\\]", named[1])[-1]
+    if not named:
+        return None
+    # As protocol buffers are written as text, a backslash stands before another, a quote, or a byte in octal digits.
+    path = re.sub(rb'\\([0-3][0-7]{2}|[\\"\'])', lambda m: bytes([int(m[1], 8)]) if m[1].isdigit() else m[1], named[1])
+    return re.split(r"[/\\]", os.fsdecode(path))[-1]
 
 
 def _step(prefix: str) -> int:

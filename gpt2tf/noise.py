@@ -1,4 +1,4 @@
-"""The random numbers that the original drew under TensorFlow 1, as an array made ahead of the loop.
+"""The random stream of TensorFlow 1: the numbers that the original drew, as an array made ahead of the loop.
 
 Mirrors what `tf.set_random_seed` and the two `tf.multinomial` ops of openai/gpt-2 src/sample.py:67 do
 in a TensorFlow 1.14 or 1.15 session on a CPU; the formulas of the op seeds were measured there. Each

@@ -1,4 +1,4 @@
-"""The Generator: the recorded runs, prompts of different lengths, stops, streams, threads, and no new programs."""
+"""The Generator: the recorded runs, prompts of different lengths, stops, streams, threads, and what is compiled."""
 
 import os
 import pathlib
@@ -82,7 +82,7 @@ def test_each_batch_size_has_its_layout_whichever_came_first(tiny, batches):
 
 
 def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, tiny, graph):
-    """No weight is to be had before the programs are there, and the first call makes none."""
+    """No weight is to be had before all is compiled, and the first call compiles nothing."""
     compiled, compile_ = threading.Event(), Generator.compile
 
     class Late(dict):
@@ -278,8 +278,8 @@ def test_a_first_token_from_logits_that_are_not_finite_is_an_error(jit_compile):
         Generator(net, jit_compile=jit_compile).generate([[1]], 3, seed=0)
 
 
-def test_no_new_programs_within_the_buckets(tiny):
-    """One program for the prompts of a bucket and one for the loop, whatever else is asked."""
+def test_nothing_new_is_compiled_within_the_buckets(tiny):
+    """One function for the prompts of a bucket and one for the loop, whatever else is asked."""
     generator = Generator(tiny, jit_compile=False)
     threads = [threading.Thread(target=generator.generate, args=[[[1, 2, 3]], 2]) for _ in range(4)]
     for thread in threads:  # who come first, all at once
@@ -319,7 +319,7 @@ print("compiled", first, compiled(), "compilations", generator.compilations)
 
 
 def test_xla_compiles_each_program_once(tmp_path):
-    """XLA may compile a traced program again for values that it takes as constants; it leaves a dump each time."""
+    """XLA may compile a traced function again for values that it takes as constants; it leaves a dump each time."""
     env = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
     env["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).parent.parent), env.get("PYTHONPATH", "")])
     argv = [sys.executable, "-c", COUNT_COMPILATIONS, str(pathlib.Path(__file__).parent), str(tmp_path)]
@@ -357,10 +357,10 @@ def test_200_calls_take_no_more_memory(xla):
     (prompt,) = prompts_of(7)
     for seed in range(20):
         xla.generate([prompt], 3, seed=seed)
-    programs, before = xla.compilations, resident()
+    compilations, before = xla.compilations, resident()
     for seed in range(200):
         xla.generate([prompt], 3, seed=seed)
-    assert xla.compilations == programs
+    assert xla.compilations == compilations
     assert resident() - before < 20e6
 
 
@@ -412,11 +412,11 @@ def test_length_0_gives_no_tokens(graph):
     ],
 )
 def test_bad_arguments_are_refused_before_the_first_token(graph, arguments, message):
-    programs = graph.compilations
+    compilations = graph.compilations
     for method in (graph.generate, graph.stream):  # a stream too refuses when it is called
         with pytest.raises(ValueError, match=message):
             method(**{"prompts": [[1, 2]], "length": 2, **arguments})
-    assert graph.compilations == programs
+    assert graph.compilations == compilations
 
 
 @pytest.mark.parametrize("chunk", [0, -1])
@@ -461,3 +461,27 @@ def test_124m_int8_is_near_float32(r124m):
 def log_probabilities(logits, tokens):
     """logits: [batch, seq - 1, vocab], tokens: [batch, seq] -> of each token but the first, [batch, seq - 1]"""
     return np.log(np.take_along_axis(oracle.softmax(logits.astype(np.float64)), tokens[:, 1:, None], axis=-1))[..., 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_refresh_takes_the_weights_as_they_are_now(monkeypatch, dtype, gpu):
+    """In every layout that is in use, and in the variables that a GPU's copies are; nothing is compiled for it."""
+    if gpu:
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    first, second = (GPT2(SMALL, initial_value=other_start(seed)) for seed in (1, 2))
+    generator, fresh = (Generator(net, dtype, jit_compile=False) for net in (first, second))
+    asked = [(prompts_of(*[3] * batch), batch) for batch in (1, 5)]
+    asked = [[[token % SMALL.n_vocab for token in prompt] for prompt in prompts] for prompts, _ in asked]
+    options = {"length": 6, "seed": 3}
+    before = [lists(generator.generate(prompts, **options)) for prompts in asked]
+    expected = [lists(fresh.generate(prompts, **options)) for prompts in asked]
+    compilations = generator.compilations
+    generator.refresh(second)
+    assert [lists(generator.generate(prompts, **options)) for prompts in asked] == expected != before
+    assert generator.compilations == compilations
+
+
+def other_start(seed):
+    rng = np.random.default_rng(seed)
+    return lambda path, shape: rng.normal(size=shape).astype(np.float32)

@@ -177,3 +177,9 @@ assert np.abs(found[0] - found[1]).max() < 1e-6
     tests = str(GOLDEN.parent)
     run = subprocess.run([sys.executable, "-c", code, tests], cwd=GOLDEN.parent.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_another_backend_of_keras_is_named(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match="runs on jax; set KERAS_BACKEND=tensorflow"):
+        net()

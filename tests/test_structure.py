@@ -19,7 +19,7 @@ ARROWS = {
     # What a reader of GPT-2 looks for.
     "hparams": "",
     "names": "hparams",
-    "model": "hparams checks train/dropout train/recompute",
+    "model": "hparams train/dropout train/fit train/recompute",
     "sample": "model checks",
     "noise": "",
     "checkpoint": "names hparams locate model encoder",
@@ -198,7 +198,7 @@ def test_the_package_is_seen_at_a_glance():
 
 
 def test_the_command_line_is_thin():
-    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) < 1100
+    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) <= 1200
 
 
 # Tests

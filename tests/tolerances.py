@@ -26,6 +26,9 @@ UPDATE = 1e-2
 # Eight updates of tiny-a in float32 against float64: the losses and norms of an update, and the weights over how far
 # they moved. Rounding of 1e-6 in a gradient is as much of a step, and steps add up.
 CURVE, CURVE_WEIGHTS = 1e-5, 1e-3
+# Twenty updates of AdamW at a rate of 1e-3 against its formula in float64, where gradients are clear. With positions
+# looked up once for each row of the batch it was 4e-3.
+ADAMW = 1e-4
 # bfloat16 keeps 8 bits: a loss of some 5.7 nats through two layers, and its gradients' norm.
 BFLOAT16_LOSS, BFLOAT16_NORM = 2e-3, 3e-2
 # The same on the bundled model, over 64 tokens of its own; found: 0.0051, 0.00056, 0.035. Twice that.

@@ -1,0 +1,1 @@
+"""Benchmarks: speed and memory, beside what the machine can do and beside peers."""

@@ -160,7 +160,7 @@ def _log_to_stderr(prog: str) -> None:
 def _one_line(error: Exception) -> str:
     """What is wrong, and for a package that is missing what to do."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return " ".join(f"{error.filename}: {error.strerror}".split()) if error.filename else error.strerror
     text = " ".join(str(error).split())
     if isinstance(error, ImportError):
         return f"{text}; to install what is missing: pip install --upgrade {error.name or 'tensorflow'}"

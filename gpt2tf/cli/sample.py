@@ -24,11 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.files import clean, naming, opened
+from gpt2tf.cli.terminal import asked_prompts
+from gpt2tf.files import clean, opened
 from gpt2tf.locate import ModelFiles
 from gpt2tf.train.reader import read_text
 
-ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
 CHUNK = 32  # and where only --stop may end a batch early
 IN_JSON = ("seed", "model_name", "dtype", "length", "temperature", "top_k", "top_p", "batch_size", "stop", "truncate")
@@ -100,7 +100,7 @@ def run(args) -> None:
     if args.interactive:
         with opened(args.output, sys.stdout) as out:
             session.load()
-            for prompt in _asked_prompts():
+            for prompt in asked_prompts():
                 try:
                     context = session.context(prompt)
                 except UsageError as error:
@@ -321,30 +321,3 @@ def _given_prompt(args) -> str | None:
     if prompt == "":
         raise UsageError("the prompt is empty; leave it out to sample without one")
     return prompt
-
-
-def _asked_prompts() -> Iterator[str]:
-    """The lines of stdin that are not empty, asked for one by one, to its end."""
-    while (line := _ask()) is not None:
-        if prompt := line.removesuffix("\n").removesuffix("\r"):
-            yield prompt
-        else:
-            print("Prompt should not be empty!", file=sys.stderr)
-
-
-def _ask() -> str | None:
-    """One line of stdin with its newline, or None at its end."""
-    if sys.stdin is None:
-        return None
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        try:
-            return clean(input(ASK)) + "\n"  # with the line editing of the terminal
-        except EOFError:
-            print()
-            return None
-    print(ASK, end="", file=sys.stderr, flush=True)
-    with naming("stdin"):
-        line = sys.stdin.buffer.readline()
-    if not (line and sys.stdin.isatty()):
-        print(file=sys.stderr)  # nobody's Enter has ended the line of the question
-    return clean(line) if line else None

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import re
+import reprlib
 import shlex
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.files import locked
+from gpt2tf.files import LONGEST_NAME, locked
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
@@ -99,6 +100,11 @@ def _common_flags(parser) -> None:
 def _run_name(name):
     if not name or re.search(r"[/\\\x00]", name) or name in (".", ".."):
         raise argparse.ArgumentTypeError(f"{name!r} is no name of a folder in models_dir")
+    size = len(os.fsencode(name))
+    if size > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(name)} is {size} bytes long; the name of a folder has at most {LONGEST_NAME}"
+        )
     return name
 
 

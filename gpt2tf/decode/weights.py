@@ -1,4 +1,4 @@
-"""The weights laid out for generation: the original's dict of variables in, the tensors of a `Network` out.
+"""The weights laid out for generation, as float32, 16 bits or int8: the original's dict in, a `Network`'s tensors out.
 
 Variables are stacked over the layers, so that one loop runs through them and what is compiled does not grow with their
 number; matrices are cast to 16 bits or quantized to 8 by output row, and read by several threads straight into their
@@ -136,14 +136,23 @@ def in_streams(arrays: Weights, streams: int) -> Weights:
             *lead, old, groups, rows, n = matrix.array.shape
             new = math.gcd(streams, old * n)
             array = _zeros([*lead, new, groups, rows, old * n // new], matrix.array.dtype)
-            whole = np.moveaxis(_bits(matrix.array), -4, -2).reshape(*lead, groups, rows, new, -1)
-            np.copyto(_bits(array), np.moveaxis(whole, -2, -4))
             others[key] = dataclasses.replace(matrix, array=array)
+    copy_streams(arrays, others)
     return others
 
 
+def copy_streams(arrays: Weights, others: Weights) -> None:
+    """Fill the matrices of another layout."""
+    for key, matrix in arrays.items():
+        if isinstance(matrix, Matrix):
+            array = _bits(others[key].array)
+            *lead, new, groups, rows, _ = array.shape
+            whole = np.moveaxis(_bits(matrix.array), -4, -2).reshape(*lead, groups, rows, new, -1)
+            np.copyto(array, np.moveaxis(whole, -2, -4))
+
+
 def as_tensors(arrays: Weights) -> Weights:
-    """The same memory as tensors; on a GPU, copies of it.
+    """The same memory as tensors; on a GPU variables, which are copies.
 
     Matrices of float32 and int8 that are whole are there a second time, as `Matrix.layers`.
     """
@@ -161,10 +170,21 @@ def as_tensors(arrays: Weights) -> Weights:
     return tensors
 
 
-def _tensor(array: np.ndarray) -> tf.Tensor:
+def assign(tensors: Weights, arrays: Weights) -> None:
+    """Give the variables of a GPU the values of the arrays that they were made of. Other tensors share their memory."""
+    for key, tensor in tensors.items():
+        pairs = [(tensor, arrays[key])]
+        if isinstance(tensor, Matrix):
+            pairs = [(tensor.array, arrays[key].array), (tensor.scale, arrays[key].scale)]
+        for variable, array in pairs:
+            if isinstance(variable, tf.Variable):
+                variable.assign(array)
+
+
+def _tensor(array: np.ndarray) -> tf.Tensor | tf.Variable:
     tensor = tf.experimental.dlpack.from_dlpack(_bits(array).__dlpack__())
     tensor = tf.bitcast(tensor, array.dtype) if array.dtype.itemsize == 2 else tensor
-    return tf.identity(tensor) if tf.config.get_visible_devices("GPU") else tensor
+    return tf.Variable(tensor, trainable=False) if tf.config.get_visible_devices("GPU") else tensor
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

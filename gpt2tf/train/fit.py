@@ -1,4 +1,4 @@
-"""Keras's own fit, evaluate and predict of a GPT2: each batch is checked before XLA sees it, and the loss."""
+"""A GPT2 in Keras's own fit, evaluate, predict, save and export; and the loss to give them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ class KerasModel(keras.Model):
     """
 
     def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype):
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            raise RuntimeError(f"Keras runs on {backend}; set KERAS_BACKEND=tensorflow before it is imported")
         super().__init__(name="model", dtype=dtype, autocast=False)  # no casts of ids that came as floats
         self.hparams = hparams
         self.dropout = dropout

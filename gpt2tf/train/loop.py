@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from encoder.encoder import END_OF_TEXT
+from gpt2tf.checkpoint import first_line, name_for_tensorflow
 from gpt2tf.devices import from_workers, losing_workers, running_out_of_memory
 from gpt2tf.generate import Generator
 from gpt2tf.train import saves
@@ -90,6 +91,7 @@ class Run:
         rows = self.settings.batch_size * self.settings.accumulate
         self.windows = Windows(train, window, rows, self.settings.seed)
         self.step, self.best, self.best_step = 0, math.inf, 0
+        self._generator: Generator | None = None  # of the samples, from the first one on
         if self.settings.early_stop and len(self.held) < 2:
             raise ValueError("early_stop looks at the validation loss, and the corpus is too short to have one")
         if saved:
@@ -181,7 +183,11 @@ class Run:
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
         start = [self.corpus.enc.encoder[END_OF_TEXT]]
-        return Generator(self.trainer.model).generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
+        if self._generator is None:
+            self._generator = Generator(self.trainer.model)
+        else:  # a new one would be compiled again, and what is compiled is never freed
+            self._generator.refresh(self.trainer.model)
+        return self._generator.generate([start], length, top_k=SAMPLE_TOP_K, seed=seed)[0]
 
 
 @dataclasses.dataclass
@@ -209,7 +215,7 @@ class _Scalars:
     def __init__(self, folder: str | os.PathLike):
         self.folder = os.path.join(folder, LOGS)
         with self._naming():
-            self.writer = tf.summary.create_file_writer(self.folder)
+            self.writer = tf.summary.create_file_writer(name_for_tensorflow(self.folder))
 
     def write(self, report: Report) -> None:
         if self.writer is None:
@@ -230,6 +236,6 @@ class _Scalars:
     def _naming(self):
         try:
             yield
-        except tf.errors.OpError as error:
-            reason = error.message.splitlines()[0].split("}} ")[-1]
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            reason = first_line(error, os.path.abspath(self.folder))
             raise OSError(f"cannot write {self.folder}: {reason}") from None

@@ -23,7 +23,7 @@ def training_bytes(hparams: HParams, settings: Settings) -> int:
     """
     h, s = hparams, settings
     window = min(s.window or h.n_ctx, h.n_ctx)
-    copies = UPDATE_COPIES[s.optimizer] + (1 if s.accumulate > 1 else 0)
+    copies = UPDATE_COPIES[s.optimizer] + (s.accumulate > 1) + (s.sample_every > 0)  # a sum, packed weights
     tokens = window * s.batch_size
     width = 2 if s.dtype == "bfloat16" else 4
     block = tokens * (ACTIVATIONS * h.n_embd * width + ATTENTION_COPIES * h.n_head * window * 4)

@@ -39,6 +39,8 @@ CONTROL = re.compile(rb"[\x01-\x07\x0b\x0e-\x19\x1c-\x1f\x7f]")  # not those of 
 WIDE = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
 RUSSIAN, UKRAINIAN = "абвгдежзийклмнопрстуфхцчшщъыьэюяё", "абвгдежзийклмнопрстуфхцчшщьюяєіїґ"
 EUROPEAN = ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áéíóöőúüű")
+# Tried in its place: charset_normalizer, which takes French and Spanish for Central European and would have them
+# converted to wrong accents; of the tests' 172 texts it names 157.
 # The letters beside a to z of languages that are often written in an encoding. Small ones, because those of KOI8-R are
 # the capitals of WINDOWS-1251.
 ALPHABETS = {

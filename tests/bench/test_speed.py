@@ -57,10 +57,10 @@ def test_our_engine_is_compiled_and_packed_when_it_is_loaded(monkeypatch):
     monkeypatch.setattr("gpt2tf.generate.in_streams", lambda *arguments: packed.append(arguments))
     engine = speed.Ours(GOLDEN / "tiny-a", Case(batch_size=4, prompt_length=3, length=5), top_k=40)
     engine.load()
-    programs = engine.generator.programs
+    compilations = engine.generator.compilations
     for length in (5, 1, 5):
         assert engine.call("sample", length) > 0
-    assert engine.generator.programs == programs
+    assert engine.generator.compilations == compilations
     assert not packed
 
 

@@ -1,20 +1,16 @@
 """`sample.py` as a process: signals, pipes, terminals, locales, what it imports, and how soon it answers."""
 
 import contextlib
-import fcntl
 import os
-import pty
-import select
 import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
 from recorded import GOLDEN
+from terminal import PATIENCE, PseudoTerminal, until
 
 SCRIPT = GOLDEN.parent.parent / "sample.py"
 TINY = GOLDEN / "tiny-a"
@@ -22,7 +18,6 @@ SAMPLE = [sys.executable, str(SCRIPT), "--model_name", str(TINY), "--seed=1", "-
 HEADER = b"======================================== SAMPLE 1 ========================================\n"
 FOUR = HEADER + b' $ into""\n'  # the first four tokens of the original at seed 1
 LOADING = f"sample.py: loading {TINY / 'model.ckpt'}\n".encode()
-PATIENCE = 60  # seconds; only a failing test waits so long
 BARE = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_", "PYTHON", "LC_"))}
 
 
@@ -36,41 +31,9 @@ def shell(tail, cwd):
     return subprocess.run(["bash", "-c", command], env=BARE, cwd=cwd, capture_output=True, timeout=PATIENCE)
 
 
-def until(condition):
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < PATIENCE
-        time.sleep(0.02)
-
-
-class Terminal:
-    """A pseudo-terminal: what a user types, and everything that was shown."""
-
-    def __init__(self):
-        self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # a bar needs some room
-        self.shown = b""
-
-    def type(self, keys):
-        os.write(self.master, keys)
-
-    def read_until(self, text):
-        def is_shown():
-            with contextlib.suppress(OSError):  # the other side is gone
-                while select.select([self.master], [], [], 0.05)[0]:
-                    self.shown += os.read(self.master, 4096)
-            return text in self.shown
-
-        until(is_shown)
-
-    def close(self):
-        os.close(self.master)
-        os.close(self.slave)
-
-
 @pytest.fixture
 def terminal():
-    with contextlib.closing(Terminal()) as terminal:
+    with contextlib.closing(PseudoTerminal()) as terminal:
         yield terminal
 
 

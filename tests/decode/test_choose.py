@@ -22,7 +22,7 @@ LAST_BIT = 1e-5  # a running float32 sum this near to top_p hinges on rounding
 
 
 @functools.cache
-def program(n_vocab, jit_compile):
+def compiled(n_vocab, jit_compile):
     """choose_token for [10, PADDED] logits, compiled once for all options."""
     rows = 2 * len(US)
 
@@ -49,7 +49,7 @@ def chosen(pair, jit_compile, *, temperature=1.0, top_k=0, top_p=1.0, padding=1e
     logits = np.full([2, PADDED], padding, np.float32)
     logits[:, :n_vocab] = pair
     options = tf.constant(temperature, tf.float32), tf.constant(top_k), tf.constant(top_p, tf.float32)
-    tokens, finite = program(n_vocab, jit_compile)(
+    tokens, finite = compiled(n_vocab, jit_compile)(
         tf.constant(np.repeat(logits, len(us), axis=0)), tf.constant(np.tile(us, 2), tf.float64), *options
     )
     return tokens.numpy().reshape(2, len(us)), bool(finite)

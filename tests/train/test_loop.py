@@ -222,6 +222,28 @@ def test_sample_on_the_way(make_run, monkeypatch):
     assert 0 <= found[1].min() and found[1].max() < 300
 
 
+def test_thirty_samples_cost_what_one_costs(make_run, monkeypatch):
+    """Each is of the weights as they are then, and what the first one compiled serves for all."""
+    made = []
+
+    class Counted(Generator):
+        def __init__(self, model):
+            super().__init__(model, jit_compile=False)
+            made.append(self)
+
+    monkeypatch.setattr(loop, "Generator", Counted)
+    run = make_run(steps=30, sample_every=1, sample_length=5, learning_rate=0.1)
+    counts, samples = [], []
+    for report in run.reports(NEVER):
+        counts.append(made[0].compilations)
+        fresh = Generator(run.trainer.model, jit_compile=False)
+        seed = run.settings.seed + report.step
+        assert np.array_equal(report.sample, fresh.generate([[299]], 5, top_k=loop.SAMPLE_TOP_K, seed=seed)[0])
+        samples.append(tuple(report.sample))
+    assert len(made) == 1 and counts == [counts[0]] * 30
+    assert len(set(samples)) > 10
+
+
 def test_workers_that_are_not_the_chief_write_nothing(make_run, tmp_path):
     reports = list(make_run(steps=2, chief=False, sample_every=1).reports(NEVER))
     assert len(reports) == 2 and not (tmp_path / "run").exists()

@@ -112,7 +112,8 @@ def test_step_and_seed_change_the_dropout_and_nothing_else():
 
 def test_mixed_precision_trains_float32_weights():
     whole, mixed = make_trainer(), make_trainer(dtype="mixed_bfloat16")
-    assert mixed.model(batch()[:, :-1])["present"].dtype == tf.bfloat16
+    results = mixed.model(batch()[:, :-1])
+    assert (results["present"].dtype, results["logits"].dtype) == (tf.bfloat16, tf.float32)
     losses = []
     for step in range(6):
         (expected, norm), (loss, its_norm) = whole.update(step, batch()), mixed.update(step, batch())
