@@ -13,7 +13,7 @@ import re
 import shlex
 import unicodedata
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import BinaryIO
 
 from gpt2tf.files import clean, naming
@@ -72,16 +72,18 @@ class NotText(ValueError):
     """What is no text in any encoding."""
 
 
-def text_reader(stream: BinaryIO, name: str) -> io.TextIOWrapper:
+def text_reader(stream: BinaryIO, name: str, live: bool = False) -> io.TextIOWrapper:
     """The text of a binary stream, which is unpacked if its name ends in .gz.
 
     It is UTF-8, or UTF-16 or UTF-32 if a byte order mark says so. The mark is not text, every end of a line is "\\n",
     and a byte that does not belong there becomes a lone surrogate.
+    live: no more is waited for than the line that is read; what comes first tells the encoding.
     Raises ValueError for text in another encoding, with its name if that can be told and the command that converts it;
     NotText for what is none; ValueError, also while it is read, for a damaged .gz.
     """
     codecs.register_error(ESCAPE, lambda error: (ESCAPED * (error.end - error.start), error.end))
-    raw = _Headed(gzip.GzipFile(fileobj=stream) if name.lower().endswith(PACKED) else stream, name)
+    stream = gzip.GzipFile(fileobj=stream) if name.lower().endswith(PACKED) else stream
+    raw = _Headed(stream.read1 if live else stream.read, name)
     return io.TextIOWrapper(io.BufferedReader(raw, HEAD), _encoding(raw.head, name), ESCAPE)
 
 
@@ -92,10 +94,10 @@ def read_text(stream: BinaryIO, name: str) -> str:
 
 
 class _Headed(io.RawIOBase):
-    """A stream that shows its first bytes before they are read."""
+    """A stream that shows its first bytes before they are read. source: gives up to so many bytes, none at the end."""
 
-    def __init__(self, stream: BinaryIO, name: str):
-        self.stream, self.name = stream, name
+    def __init__(self, source: Callable[[int], bytes], name: str):
+        self.source, self.name = source, name
         self.head = self._read(HEAD)
 
     def readable(self):
@@ -110,7 +112,7 @@ class _Headed(io.RawIOBase):
     def _read(self, size: int) -> bytes:
         try:
             with naming(self.name):
-                return self.stream.read(size)
+                return self.source(size)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{self.name} is damaged ({error}); get it again, or pack the text again") from None
 

@@ -183,6 +183,18 @@ def test_what_is_no_text_in_any_encoding(raw):
         read(raw)
 
 
+def test_a_live_stream_is_read_line_by_line():
+    source, sink = os.pipe()
+    with open(sink, "wb", buffering=0) as answers, open(source, "rb") as stream:
+        answers.write("\ufeffé\r\n".encode("utf-16-le"))
+        lines = text_reader(stream, "stdin", live=True)
+        assert lines.readline() == "é\n"
+        answers.write("日\n".encode("utf-16-le"))
+        assert lines.readline() == "日\n"
+        answers.close()
+        assert lines.readline() == ""
+
+
 # .gz
 
 
