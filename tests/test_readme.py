@@ -25,7 +25,7 @@ def test_the_first_command_prints_what_the_readme_shows(capsys, monkeypatch):
     shown = re.search(r"^```\n(=+ SAMPLE 1 .*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="0"):
-        cli.main("sample", shlex.split(command))
+        cli.main(shlex.split(command), command="sample")
     assert capsys.readouterr().out == shown
     enc = get_encoder("shakespeare", BUNDLED)
     words = iter(shlex.split(command))
@@ -53,7 +53,7 @@ def test_the_readme_counts_the_texts_that_are_equal():
 
 def test_every_flag_is_in_the_readme(capsys):
     with pytest.raises(SystemExit):
-        cli.main("sample", ["--help"])
+        cli.main(["--help"], command="sample")
     flags = set(re.findall(r"--\w+", capsys.readouterr().out)) - {"--help"}
     table = README.split("## Command line")[1].split("\n## ")[0]
     assert flags <= set(re.findall(r"--\w+", table))

@@ -120,7 +120,7 @@ class Session:
     """One run of the command: the flags, the model, and how far its random stream has come."""
 
     def __init__(self, args):
-        from encoder import END_OF_TEXT
+        from gpt2tf import encoder
 
         self.args = args  # what they leave open is filled in: length here, seed before the first sample
         self.files = ModelFiles.find(args.model_name, args.models_dir)
@@ -129,8 +129,8 @@ class Session:
         if self.hparams is None:  # the sizes are to be read off the weights
             self.load()
             self.hparams = self.generators[0].hparams
-        self.enc = self.files.vocabulary(self.hparams.n_vocab)
-        self.end_of_text = self.enc.encoder[END_OF_TEXT]
+        self.enc = self.files.encoder(self.hparams.n_vocab)
+        self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         if args.length is None:
             args.length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
@@ -244,8 +244,7 @@ class Sample:
         if self._end in tokens:
             tokens, last = tokens[: tokens.index(self._end)], True
         self.tokens += tokens
-        raw = bytes(self._enc.byte_decoder[char] for token in tokens for char in self._enc.decoder[token])
-        text, stop = self._waiting + self._decoder.decode(raw, last), self._stop
+        text, stop = self._waiting + self._decoder.decode(self._enc.decode_bytes(tokens), last), self._stop
         if stop and stop in text:
             self.text += text[: text.index(stop)]
             fewest = bisect.bisect_left(

@@ -16,9 +16,7 @@ from gpt2tf.files import clean, naming
 from gpt2tf.train.reader import text_reader
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
-HELD = (
-    4095  # bytes of a line that a terminal holds where it edits lines itself; N_TTY_BUF_SIZE of Linux, less a newline
-)
+HELD = 4095  # bytes of a line that a terminal holds where it edits lines itself: N_TTY_BUF_SIZE of Linux, less one
 CUT = f"That line is not used: the terminal has cut it after {HELD:,} bytes. "
 TYPE_AGAIN = "It came before it was asked for; give it again now."
 NO_READLINE = "This Python has no readline, which takes any length; give a long prompt by --prompt_file."

@@ -13,6 +13,7 @@ import os
 import re
 import reprlib
 import shlex
+import signal
 import sys
 import tempfile
 import threading
@@ -124,20 +125,21 @@ def run(args) -> None:
         corpus = read_corpus(job, own_folder)
         silence_tensorflow()
         training = interruptible(_start, args, job, corpus)
-        stopping, here = threading.Event(), threading.Event()
+        stopping, heard = threading.Event(), []
 
-        def interrupted():
-            log.warning("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
-            here.set()
+        def interrupted(interrupt):
+            again = "SIGTERM" if getattr(interrupt, "signum", None) == signal.SIGTERM else "Ctrl-C"
+            log.warning("stopping after this update, which is saved; %s again leaves at once, without saving", again)
+            heard.append(interrupt)
             stopping.set()
 
         interruptible(_train, training, stopping, interrupted=interrupted)
-    if stopping.is_set() and not here.is_set():
+    if stopping.is_set() and not heard:
         log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
     names = shlex.quote(args.run_name), shlex.quote(args.models_dir)
     log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", *names)
     if stopping.is_set():
-        raise KeyboardInterrupt
+        raise (heard or [KeyboardInterrupt])[0]
 
 
 def _job(args) -> Job:
@@ -214,6 +216,4 @@ class _Lines:
         except OSError as error:  # a closed pipe, a full disk
             self.lost = True
             log.warning("stdout: %s; training goes on without it", error.strerror or error)
-            if sys.stdout.writable():
-                with open(os.devnull, "w") as null:  # for what is still in its buffer
-                    os.dup2(null.fileno(), sys.stdout.fileno())
+            sys.stdout = open(os.devnull, "w")  # until the command ends; what is in the buffer would fail again

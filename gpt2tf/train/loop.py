@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from encoder.encoder import END_OF_TEXT
+from gpt2tf import encoder
 from gpt2tf.checkpoint import first_line, name_for_tensorflow
 from gpt2tf.devices import from_workers, losing_workers, running_out_of_memory
 from gpt2tf.generate import Generator
@@ -182,7 +182,7 @@ class Run:
         hparams = self.trainer.model.hparams
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
-        start = [self.corpus.enc.encoder[END_OF_TEXT]]
+        start = [self.corpus.enc.encoder[encoder.END_OF_TEXT]]
         if self._generator is None:
             self._generator = Generator(self.trainer.model)
         else:  # a new one would be compiled again, and what is compiled is never freed

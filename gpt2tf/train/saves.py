@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
-from gpt2tf.files import naming, replacing
+from gpt2tf.files import naming, refuse_pointer, replacing
 from gpt2tf.locate import find_prefix
 from gpt2tf.model import GPT2
 from gpt2tf.train.settings import Settings
@@ -93,6 +93,7 @@ def read_saved(folder: str | os.PathLike) -> Saved:
     if step is None:
         raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
     path = os.path.join(folder, f"training-{step}.npz")
+    refuse_pointer(path)
     try:
         with np.load(path) as arrays:
             record = json.loads(str(arrays[RECORD]))

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import encoder
+from gpt2tf import encoder
 from gpt2tf.cluster import read_cluster
+from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.train.rows import has_rows
@@ -109,7 +110,10 @@ def read_corpus(job: Job, folder: str | os.PathLike | None = None) -> Corpus:
     Raises ValueError for data that cannot be used, and OSError, as `find_files`, `documents` and `open_tokens` do.
     """
     folder = Path(folder or job.folder)
+    refuse_pointer(job.data)
     files = find_files(job.data)  # before there are new files in their folder
+    for file in files:
+        refuse_pointer(file)
     if job.text_column is not None and not any(map(has_rows, files)):
         raise ValueError(
             f"text_column is {job.text_column!r}, but nothing in {job.data} has columns; leave it out, or name .jsonl, "
@@ -138,7 +142,7 @@ def _vocabulary(job: Job, folder: Path) -> encoder.Encoder:
         encoder.write_vocabulary(folder, job.source.n_vocab)
         parent, name = os.path.split(os.path.abspath(folder))
         return encoder.get_encoder(name, parent)
-    return job.files.vocabulary(job.files.hparams and job.files.hparams.n_vocab)
+    return job.files.encoder(job.files.hparams and job.files.hparams.n_vocab)
 
 
 def _tokens_before(path: Path, n_vocab: int):
@@ -173,8 +177,8 @@ def start(job: Job, corpus: Corpus) -> Run:
         model = _make_model(job, settings)
         trainer = Trainer(model, settings, strategy)
     if job.files is None:
-        model.vocabulary = os.path.abspath(job.folder)
-    else:  # of a model without hparams.json the size was not known before
+        model.vocabulary = encoder.read_vocabulary(job.folder)
+    elif job.files.hparams is None:  # the size was not known before
         job.files.check_vocabulary(corpus.enc, model.hparams.n_vocab)
     return Run(trainer, corpus, job.folder, saved=saved, chief=job.chief)
 

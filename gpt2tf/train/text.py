@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import regex
 
-from encoder.encoder import END_OF_TEXT
+from gpt2tf import encoder
 from gpt2tf.files import naming
 from gpt2tf.locate import VOCABULARY_FILES
 from gpt2tf.train.reader import ESCAPED, NotText, not_utf8, text_reader, too_many
@@ -161,11 +161,11 @@ def _pieces(chunks: Iterable[str]) -> Iterator[str | None]:
     """Text in pieces that can be encoded one by one, with None for each `<|endoftext|>` and for the end."""
     held = ""
     for chunk in chunks:
-        *ended, held = (held + chunk).split(END_OF_TEXT)
+        *ended, held = (held + chunk).split(encoder.END_OF_TEXT)
         for text in ended:
             yield text
             yield None
-        known = max(0, len(held) - len(END_OF_TEXT))  # the rest may be half of an <|endoftext|>
+        known = max(0, len(held) - len(encoder.END_OF_TEXT))  # the rest may be half of an <|endoftext|>
         cut = LAST_CUT.search(held, 0, known)
         size = cut.end() if cut else known if known >= LONGEST_PIECE else 0
         if size:

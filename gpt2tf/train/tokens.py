@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from tqdm import tqdm
 
-from encoder.encoder import END_OF_TEXT, Encoder
+from gpt2tf import encoder
 from gpt2tf.checks import at_least, fraction
 from gpt2tf.files import replacing
 from gpt2tf.train.text import documents
@@ -42,12 +42,12 @@ class Corpus:
     """
 
     tokens: np.ndarray
-    enc: Encoder
+    enc: encoder.Encoder
     identity: Mapping[str, int]
 
 
 def encode_corpus(
-    files: list[str], enc: Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
+    files: list[str], enc: encoder.Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
 ) -> np.ndarray:
     """Encode files to the .npy file `target`, and return its tokens as `open_tokens` does.
 
@@ -56,7 +56,7 @@ def encode_corpus(
     progress: a bar of the bytes read, if stderr is a terminal.
     The file gets its name when it is complete; an interrupted call leaves nothing behind.
     """
-    n_vocab, end = len(enc.encoder), enc.encoder[END_OF_TEXT]
+    n_vocab, end = len(enc.encoder), enc.encoder[encoder.END_OF_TEXT]
     dtype = _dtype(n_vocab)
     size = sum(os.path.getsize(file) for file in files)
     bar = tqdm(desc="Encoding", total=size, unit="B", unit_scale=True, disable=None if progress else True)

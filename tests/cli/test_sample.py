@@ -297,4 +297,4 @@ def test_a_program_that_calls_the_command_keeps_its_own_way_out(monkeypatch, cap
     """Whatever the command ends with, the functions that the program wants called when it exits are not called yet."""
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: pytest.fail("the program's exit functions were called"))
     with pytest.raises(SystemExit):
-        cli.main("sample", flags)
+        cli.main(flags, command="sample")

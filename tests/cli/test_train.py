@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from command import leaving
 from recorded import GOLDEN
 from training import ONE_LAYER, assert_same, values
 
@@ -47,17 +48,11 @@ def place(tmp_path):
 def gpt2tf(monkeypatch, capsys, place, eagerly):
     """Runs a command of `gpt2tf` on the text of `place`, into its folder: (exit code, stdout, stderr)."""
 
-    def leave_at_once(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave_at_once)
     monkeypatch.setattr(encoder, "write_vocabulary", _write_vocabulary(encoder.write_vocabulary))
 
     def run(command, *flags, data="text.txt", name="new"):
         words = [command, place / data, "--models_dir", place, "--run_name", name, *flags]
-        with pytest.raises(SystemExit) as left:
-            cli.main(None, list(map(str, words)))
-        return left.value.code or 0, *capsys.readouterr()
+        return leaving(cli.main, list(map(str, words))), *capsys.readouterr()
 
     return run
 
@@ -252,7 +247,7 @@ def test_resume_with_other_tokens_is_refused(gpt2tf, train, place):
 def test_every_setting_is_a_flag_with_help(capsys):
     for command in ("train", "finetune"):
         with pytest.raises(SystemExit):
-            cli.main(None, [command, "--help"])
+            cli.main([command, "--help"])
         out = " ".join(capsys.readouterr().out.split())
         for field in dataclasses.fields(Settings):
             help = field.metadata["help"]
@@ -305,7 +300,7 @@ def test_train_needs_sizes_and_a_name(refused, place, capsys):
     assert code == 2 and "give --hparams FILE, the sizes of the new model, or --resume" in line
     for argv, part in (["train", "x"], "--run_name"), (["finetune", "--run_name=x"], "DATA"):
         with pytest.raises(SystemExit, match="2"):
-            cli.main(None, argv)
+            cli.main(argv)
         assert part in capsys.readouterr().err
 
 
