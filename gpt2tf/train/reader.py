@@ -6,6 +6,7 @@ Difference from the original, which decoded in the locale's encoding: text that 
 from __future__ import annotations
 
 import codecs
+import functools
 import gzip
 import io
 import os
@@ -194,7 +195,8 @@ def _share(text: Collection[str], common: Collection[str]) -> float:
     return sum(char in common for char in text) / max(1, len(text))
 
 
-def _characters(codec: str, firsts: Collection[int]) -> frozenset[str]:
+@functools.cache  # of many files in another encoding each would wait for it
+def _characters(codec: str, firsts: tuple[int, ...]) -> frozenset[str]:
     """Those of two bytes, of which the first is one of `firsts`."""
     pairs = (bytes([first, second]) for first in firsts for second in range(0x40, 0xFF))
     return frozenset(char for pair in pairs for char in pair.decode(codec, "ignore") if char > "\x7f")
