@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from gpt2tf.files import clean, naming
+from gpt2tf.train.reader import text_reader
 
 ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 HELD = 4095  # bytes of a line that a terminal holds where it edits lines itself: N_TTY_BUF_SIZE of Linux, less one
@@ -23,25 +24,37 @@ NO_READLINE = "This Python has no readline, which takes any length; give a long 
 
 def asked_prompts() -> Iterator[str]:
     """The lines of stdin that are not empty, asked for one by one, to its end."""
-    while (line := _ask()) is not None:
-        if prompt := line.removesuffix("\n").removesuffix("\r"):
+    if sys.stdin is None:
+        return
+    ask = _ask if sys.stdin.isatty() else _piped_lines().__next__
+    while (line := ask()) is not None:
+        if prompt := line.removesuffix("\n"):
             yield prompt
         else:
             print("Prompt should not be empty!", file=sys.stderr)
 
 
+def _piped_lines() -> Iterator[str | None]:
+    """The lines of a stdin that is no terminal, each as soon as it is there, and None for its end."""
+    lines = None
+    while True:
+        print(ASK, end="", file=sys.stderr, flush=True)
+        with naming("stdin"):
+            lines = lines or text_reader(sys.stdin.buffer, "stdin", live=True)
+            line = lines.readline()
+        print(file=sys.stderr)  # nobody's Enter has ended the line of the question
+        yield clean(line) if line else None
+
+
 def _ask() -> str | None:
-    """One line of stdin, or None at its end."""
-    if sys.stdin is None:
-        return None
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError, OSError):
-            return _edited_line()
+    """One line from the terminal, or None at its end."""
+    with contextlib.suppress(ImportError, OSError):
+        return _edited_line()
     print(ASK, end="", file=sys.stderr, flush=True)
     with naming("stdin"):
         line = sys.stdin.buffer.readline()
-    if not (line and sys.stdin.isatty()):
-        print(file=sys.stderr)  # nobody's Enter has ended the line of the question
+    if not line:
+        print(file=sys.stderr)
     elif os.name == "posix" and len(line) > HELD:
         print(CUT + NO_READLINE, file=sys.stderr)
         return _ask()

@@ -14,7 +14,7 @@ from gpt2tf.files import naming
 from gpt2tf.train.reader import PACKED, text_reader
 
 CHUNK = 2**16  # characters read at a time
-OTHER_COLUMN = "name another text_column"
+OTHER_COLUMN = "name another text_column, or files that have this one"
 LONGEST_FIELD = 2**31 - 1  # characters in a field of a csv file; as much as a C long takes everywhere
 LONGEST_WORD = len("-Infinity")  # of JSON; of all that may be cut at the end of what was read, strings alone are longer
 BLANKS = re.compile(r"[ \t\n\r]*")
@@ -91,17 +91,17 @@ def _read_json(file: io.TextIOWrapper, path: str, text_column: str) -> Iterator[
     array = values.sign() == "["
     if array:
         values.skip()
-    if array and values.sign() == "]":
-        return
-    while values.sign() or array:
+    while (sign := values.sign()) and not (array and sign == "]"):
         row = values.read()
         yield _column(row, f"{path}, line {values.line},", text_column)
-        if array and values.sign() == "]":
-            break
-        if array and values.sign() != ",":
-            raise ValueError(f"{path}, line {values.line}, is not JSON: there is no , or ] after an object")
-        if array:
+        if array and values.sign() == ",":
             values.skip()
+        elif array and values.sign() not in ("", "]"):
+            raise ValueError(f"{path}, line {values.line}, is not JSON: there is no , or ] after an object")
+    if array:
+        values.skip()
+        if not sign or values.sign():
+            raise ValueError(f"{path}, line {values.line}, is not JSON: the array does not end where the file does")
 
 
 class _Values:

@@ -105,6 +105,16 @@ def test_piped_prompts_are_answered_one_by_one(sample, stdin):
     assert "replaced by U+FFFD" in err
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_piped_prompts_in_another_encoding(sample, stdin, encoding):
+    stdin("é\r\n日本\r\n".encode(encoding))
+    records = list(map(json.loads, sample(*FOUR, "--format=jsonl", "--interactive")[1].splitlines()))
+    assert [record["prompt"] for record in records] == ["é", "日本"]
+    stdin("早上他走到花园里\n".encode("gb18030"))
+    code, out, err = sample(*FOUR, "--interactive")
+    assert (code, out) == (1, "") and "stdin is not UTF-8, but looks like GB18030; convert it: iconv" in err
+
+
 def test_no_piped_prompt_is_no_error(sample, stdin):
     stdin(b"")
     assert sample(*FOUR, "--interactive")[:2] == (0, "")

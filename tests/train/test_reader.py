@@ -98,6 +98,26 @@ def test_utf16_of_chinese_has_no_zero_byte():
     assert b"\0" not in raw and not isinstance(pytest.raises(ValueError, read, raw).value, NotText)
 
 
+@pytest.mark.parametrize("text", ["你好世界", "สวัสดีตอนเช้า"])
+def test_utf16_of_which_all_bytes_are_ascii(text):
+    """But many are control characters, and no text has those."""
+    raw = (text * 20).encode("utf-16-le")
+    assert raw.isascii()
+    with pytest.raises(ValueError, match="looks like UTF-16LE"):
+        read(raw)
+
+
+def test_control_characters_may_be_text():
+    for text in "\x1b[1mbold\x1b[0m\n", "N\x08NA\x08AM\x08ME\x08E\n", "rings: \x07\x07\x07\x07\x07\x07\x07\n\x0c":
+        assert read(text.encode() * 30) == text * 30
+
+
+@pytest.mark.parametrize("text", ["你好世界", "中文"])
+def test_of_two_encodings_that_fit_it_is_the_more_likely(text):
+    with pytest.raises(ValueError, match="looks like GB18030"):
+        read((text * 20).encode("gb18030"))
+
+
 @pytest.mark.skipif(not shutil.which("iconv"), reason="there is no iconv")
 @pytest.mark.parametrize("name", ["my book.txt", "a.csv", "no ending", "b.txt.gz"])
 @pytest.mark.parametrize("language, encoding", [("german", "WINDOWS-1252"), ("simplified", "UTF-16LE")])
@@ -162,6 +182,18 @@ def test_what_is_no_text_in_any_encoding(raw):
         NotText, match="a.txt is not text, it holds (zero bytes|control characters); unpack it, or save"
     ):
         read(raw)
+
+
+def test_a_live_stream_is_read_line_by_line():
+    source, sink = os.pipe()
+    with open(sink, "wb", buffering=0) as answers, open(source, "rb") as stream:
+        answers.write("\ufeffé\r\n".encode("utf-16-le"))
+        lines = text_reader(stream, "stdin", live=True)
+        assert lines.readline() == "é\n"
+        answers.write("日\n".encode("utf-16-le"))
+        assert lines.readline() == "日\n"
+        answers.close()
+        assert lines.readline() == ""
 
 
 # .gz

@@ -426,7 +426,11 @@ def test_jsonl_that_cannot_be_read(write, content, message):
         ('[{"text": "a"},\n {"text": \n', r"a\.json, line \d, is not JSON: "),
         ('[{"text": "a"},\n {"text": oops},\n' + " " * 300_000 + "]", r"a\.json, line 2, is not JSON: Expecting value"),
         ('[{"text": "a"}\n {"text": "b"}]', r"a\.json, line 2, is not JSON: there is no , or \] after an object"),
-        ('[{"text": "a"}', r"a\.json, line 1, is not JSON: there is no , or \] after an object"),
+        ('[{"text": "a"}', r"a\.json, line 1, is not JSON: the array does not end where the file does"),
+        (
+            '[{"text": "a"}]\n[{"text": "b"}]',
+            r"a\.json, line 2, is not JSON: the array does not end where the file does",
+        ),
         ('[{"text": "a"},', r"a\.json, line 1, is not JSON: "),
         ("[" * 100_000, r"a\.json, line 1, is not JSON: "),
         ('[\n["a"]]', r"""a\.json, line 2, is no object with a 'text', but '\["a"\]'"""),
@@ -436,7 +440,7 @@ def test_jsonl_that_cannot_be_read(write, content, message):
         ("", "there is no text in .*a.json"),
         ("Once upon a time", r"a\.json, line 1, is not JSON: "),
     ],
-    ids=["half", "word", "comma", "open", "more", "deep", "list", "inside", "number", "none", "empty", "text"],
+    ids=["half", "word", "comma", "open", "two", "more", "deep", "list", "inside", "number", "none", "empty", "text"],
 )
 def test_json_that_cannot_be_read(write, content, message):
     with pytest.raises(ValueError, match=message):
