@@ -99,6 +99,7 @@ class Scripted:
 
     hparams = HParams(n_vocab=11, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
     compute_dtype = "float32"
+    vocabulary = None
 
     def __call__(self, tokens, past):
         batch, seq = tf.unstack(tf.shape(tokens))
