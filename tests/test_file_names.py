@@ -132,7 +132,7 @@ os._exit = sys.exit
 for name in sys.argv[3:]:
     for more in (["--hparams", sys.argv[1] + "/hparams.json", "--steps=1"], ["--steps=2", "--resume"]):
         try:
-            cli.main(None, ["train", sys.argv[2], "--models_dir", sys.argv[1], "--run_name", name, *more])
+            cli.main(["train", sys.argv[2], "--models_dir", sys.argv[1], "--run_name", name, *more])
         except SystemExit as left:
             assert not left.code, name
 """
@@ -229,7 +229,7 @@ def test_names_that_are_too_long(refused, capsys, name, tmp_path):
     code, line = refused("--model_name", name, "--models_dir", tmp_path)
     assert code == 1 and line.startswith("there is no model ")
     with pytest.raises(SystemExit) as left:
-        cli.main(None, ["train", "text.txt", "--run_name", name, "--hparams=h.json"])
+        cli.main(["train", "text.txt", "--run_name", name, "--hparams=h.json"])
     assert left.value.code == 2
     assert re.search(
         r"^gpt2tf train: argument --run_name: '.*' is 256 bytes long; .* at most 255$", capsys.readouterr().err
