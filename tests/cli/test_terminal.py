@@ -22,7 +22,7 @@ from gpt2tf import cli
 from gpt2tf.cli import sample
 sample.Session.load = lambda session: print("loaded", file=sys.stderr)
 {}
-cli.main("sample")
+cli.main(command="sample")
 """
 
 
