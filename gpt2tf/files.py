@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from typing import TextIO
 
@@ -100,6 +101,25 @@ def replacing(target: str):
 
 
 @contextlib.contextmanager
+def appearing(target: str):
+    """A path to write a folder or file to, which becomes `target` when all is written, and disappears if that fails.
+
+    The folders above it are made.
+    """
+    target = os.path.abspath(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=os.path.dirname(target)) as scratch:
+        part = os.path.join(scratch, os.path.basename(target))
+        with naming(target, part):
+            yield part
+            for folder, _, files in os.walk(scratch):
+                for file in files:
+                    with open(os.path.join(folder, file), "rb") as written:
+                        os.fsync(written)  # or a power cut may leave empty files under the final name
+            os.rename(part, target)
+
+
+@contextlib.contextmanager
 def locked(folder: str | os.PathLike, busy: Callable[[], object]):
     """Locks a folder against other processes that lock it, until the block or the process ends.
 
@@ -123,3 +143,9 @@ def locked(folder: str | os.PathLike, busy: Callable[[], object]):
         yield
     finally:
         os.close(held)
+
+
+def refuse_taken(path: str | os.PathLike) -> None:
+    """Raises FileExistsError where there is something at path."""
+    if os.path.lexists(path):
+        raise FileExistsError(f"{os.fspath(path)} is there already; remove it, or give a path where there is nothing")
