@@ -3,4 +3,4 @@
 from gpt2tf.cli import main
 
 if __name__ == "__main__":
-    main("sample")
+    main(command="sample")

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-import encoder
-from gpt2tf import names
+from gpt2tf import encoder, names
+from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
-from gpt2tf.locate import PREFIX, VOCABULARY_FILES, data_files, find_prefix
+from gpt2tf.locate import PREFIX, data_files, find_prefix, note_released
 from gpt2tf.model import GPT2
 
 CHECKPOINT_STATE = 'model_checkpoint_path: "{0}"\nall_model_checkpoint_paths: "{0}"\n'
@@ -49,6 +49,7 @@ class Weights(Mapping):
         self.prefix = prefix
         self.index = prefix + ".index"
         self.data = [] if index_only else data_files(prefix)
+        refuse_pointer(self.index)
         self._readable = _readable_prefix(self, prefix, [self.index, *self.data])
         with _damage_in(self.index):
             reader = tf.compat.v1.train.NewCheckpointReader(self._readable)
@@ -127,47 +128,65 @@ def verify_index(prefix: str, hparams: HParams) -> None:
     _check_names(Weights(prefix, index_only=True), hparams)
 
 
-def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights]:
-    """What `load_model` makes a model of: the sizes, and the weights, not read yet. Raises as it does."""
+def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights, encoder.Vocabulary | None]:
+    """What `load_model` makes a model of: the sizes, the weights, not read yet, and the vocabulary beside them.
+
+    Raises as it does.
+    """
     weights = Weights(find_prefix(path))
-    hparams = _hparams(os.path.dirname(weights.prefix) or ".", weights)
+    folder = os.path.dirname(weights.prefix) or "."
+    hparams = _hparams(folder, weights)
     log.info("loading %s", weights.prefix)
     if weights.ignored:
         log.info("%s: ignoring %d variables that are not the model's", weights.index, weights.ignored)
-    return hparams, weights
+    return hparams, weights, encoder.read_vocabulary(folder)
 
 
 def load_model(path: str | os.PathLike, **options) -> GPT2:
     """The model of a folder (released or fine-tuned), of a checkpoint prefix, or of an `.index` file.
 
-    hparams come from the `hparams.json` beside the checkpoint; without one they are read off the shapes.
+    hparams come from the `hparams.json` beside the checkpoint; without one they are read off the shapes. The vocabulary
+    comes from the files beside it, or is the released one, with a warning, if there are none and n_vocab is 50,257.
     options: of `GPT2`, for training.
     Raises FileNotFoundError or ValueError with one line that says which file, what is wrong, what to do.
     """
-    hparams, weights = load_weights(path)
-    model = GPT2(hparams, initial_value=lambda name, shape: weights.tensor(name), **options)
-    folder = os.path.dirname(weights.prefix) or "."
-    if all(os.path.exists(os.path.join(folder, file)) for file in VOCABULARY_FILES):
-        model.vocabulary = os.path.abspath(folder)
-    return model
+    hparams, weights, vocabulary = load_weights(path)
+    if vocabulary is None and hparams.n_vocab == encoder.RELEASED_SIZE:
+        note_released(os.path.dirname(weights.prefix) or ".")
+        vocabulary = encoder.released()
+    options = {"vocabulary": vocabulary} | options
+    return GPT2(hparams, initial_value=lambda name, shape: weights.tensor(name), **options)
 
 
 def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = None) -> None:
     """Write a complete model folder that `sample.py` and the original's `Saver.restore` open.
 
     Files: checkpoint, hparams.json, model.ckpt.index, model.ckpt.data-00000-of-00001, encoder.json and
-    vocab.bpe (those of `model.vocabulary`, or else the first n_vocab entries of the released vocabulary).
+    vocab.bpe, as they are in `model.vocabulary`; of a model without one they are left out, with a warning.
     The two checkpoint files are byte for byte those of TensorFlow 1's Saver. With a step they are `model-<step>.*`,
     as in training. A new folder appears whole; in an existing one finished files take the place of old ones, and other
     files stay.
-    Raises OSError where the disk does, ValueError for an n_vocab that has no such vocabulary.
+    Raises OSError where the disk does, ValueError for weights that are not finite; then all is as it was.
     """
-    if not os.fspath(folder):
+    folder = os.fsdecode(folder)
+    if not folder:
         raise ValueError("the folder to save to has no name")
+    for variable in model.variables:
+        if not tf.reduce_all(tf.math.is_finite(variable.value)):
+            raise ValueError(
+                f"{variable.path} has values that are not finite, so the model is not saved to {folder}; go on from "
+                "the last save, with a lower learning rate"
+            )
     folder = os.path.realpath(folder)
     exists = os.path.isdir(folder)
     if os.path.exists(folder) and not exists:
         raise NotADirectoryError(f"{folder} is a file; a model is saved to a folder")
+    if model.vocabulary is None:
+        log.warning(
+            "%s gets no encoder.json and vocab.bpe, because the vocabulary of the model is not known; put them there, "
+            "or set model.vocabulary, for example to encoder.read_vocabulary(FOLDER)",
+            folder,
+        )
     there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=there) as scratch:
         complete = os.path.join(scratch, "model")
@@ -186,11 +205,8 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = N
 
 def _write_files(model: GPT2, folder: str, prefix: str) -> None:
     write_hparams(model.hparams, os.path.join(folder, "hparams.json"))
-    if model.vocabulary is None:
-        encoder.write_vocabulary(folder, model.hparams.n_vocab)
-    else:
-        for file in VOCABULARY_FILES:
-            shutil.copyfile(os.path.join(model.vocabulary, file), os.path.join(folder, file))
+    if model.vocabulary is not None:
+        model.vocabulary.write(folder)
     _write_variables({v.path: v.value for v in model.variables}, os.path.join(folder, prefix))
     write_state(os.path.join(folder, "checkpoint"), prefix)
     for file in os.listdir(folder):
@@ -211,25 +227,50 @@ def _write_variables(variables: dict[str, tf.Tensor], prefix: str) -> None:
     try:
         with tf.device("CPU"):
             tf.raw_ops.SaveV2(
-                prefix=part,
+                prefix=name_for_tensorflow(part),
                 tensor_names=order,
                 shape_and_slices=[""] * len(order),
                 tensors=[tf.cast(variables[name], tf.float32) for name in order],
             )
-            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=[part], destination_prefix=prefix, delete_old_dirs=False)
-    except tf.errors.OpError as error:
-        raise OSError(f"cannot write {prefix}: {_first_line(error)}") from None
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=[name_for_tensorflow(part)],
+                destination_prefix=name_for_tensorflow(prefix),
+                delete_old_dirs=False,
+            )
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise OSError(f"cannot write {prefix}: {first_line(error, os.path.dirname(part))}") from None
 
 
-def _readable_prefix(owner: Weights, prefix: str, files: list[str]) -> str:
-    """The prefix, or links to it that live as long as owner where TensorFlow would take its name for a pattern."""
-    if not re.search(r"[][*?\\\ud800-\udfff]", prefix):
-        return prefix
+def name_for_tensorflow(path: str) -> bytes:
+    """A path as TensorFlow takes it: in the bytes of this system, where a str would become UTF-8.
+
+    It is absolute, so that no name is one of TensorFlow's own file systems, as "ram://x" would be.
+    """
+    return os.fsencode(os.path.abspath(path))
+
+
+def _readable_prefix(owner: Weights, prefix: str, files: list[str]) -> bytes:
+    """The prefix, or links to it that live as long as owner where TensorFlow's readers would not find its name."""
+    name = name_for_tensorflow(prefix)
+    if _is_plain(name):
+        return name
     links = tempfile.mkdtemp(prefix="gpt2tf-")
     weakref.finalize(owner, shutil.rmtree, links, ignore_errors=True)
+    plain = name_for_tensorflow(os.path.join(links, PREFIX))
+    if not _is_plain(plain):
+        raise OSError(f"neither {prefix} nor {links} has a name that TensorFlow reads; set TMPDIR to one without []*?")
     for file in files:
         os.symlink(os.path.abspath(file), os.path.join(links, PREFIX + file[len(prefix) :]))
-    return os.path.join(links, PREFIX)
+    return plain
+
+
+def _is_plain(name: bytes) -> bool:
+    """Whether TensorFlow's readers find a file of that name: it is no pattern, and can stand in a message of theirs."""
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return not re.search(rb"[][*?\\]", name.replace(os.fsencode(os.sep), b"/"))
 
 
 def _bytes_in_data(reader, name: str, dtype: tf.DType, shape: tuple[int, ...]) -> int:
@@ -269,10 +310,13 @@ def _damage_in(*files: str, reading: str = ""):
     try:
         yield
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{', '.join(files)}: {reading}{_first_line(error)}; {DOWNLOAD_AGAIN}") from None
+        raise ValueError(f"{', '.join(files)}: {reading}{first_line(error)}; {DOWNLOAD_AGAIN}") from None
 
 
-def _first_line(error: Exception) -> str:
-    """What TensorFlow says, without the names of its own machinery."""
-    line = str(getattr(error, "message", error)).splitlines()[0]
-    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]$", "", line)
+def first_line(error: Exception, folder: str | None = None) -> str:
+    """What TensorFlow says, without the names of its own machinery and of a folder that has been named already."""
+    message = getattr(error, "message", error)
+    if isinstance(error, UnicodeDecodeError):  # what TensorFlow wanted to say, with the name of a file in it
+        message = os.fsdecode(error.object)
+    message = str(message).replace(f"{folder}{os.sep}", "")
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]( name: .*)?$", "", message.splitlines()[0])

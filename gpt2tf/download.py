@@ -19,10 +19,11 @@ import time
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.exceptions import ChunkedEncodingError
+from requests.exceptions import ChunkedEncodingError, ContentDecodingError
 from tqdm import tqdm
 from urllib3 import Retry
 from urllib3.exceptions import MaxRetryError
+from urllib3.response import HTTPResponse
 
 from gpt2tf import names
 from gpt2tf.files import locked
@@ -53,6 +54,7 @@ TIMEOUT = 30  # seconds to wait for a connection, and for the next byte
 RETRIES = 5  # how often in a row a request is repeated that brings no new byte
 BACKOFF, LONGEST_PAUSE = 1, 60  # seconds before the first of them, doubled each time, and before any
 PASSING = {408, 429, *range(500, 600)}  # HTTP statuses with which the same request may succeed in a while
+COMPRESSIONS = {"br": "brotli", "zstd": "zstandard"}  # Content-Encodings that requests undoes only with a package
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|\?xml|error)\b", re.IGNORECASE)
 TRY_AGAIN = "try again, or name a mirror with --base_url"
 
@@ -276,7 +278,7 @@ def _request(job: _Job, name: str, bar: tqdm) -> Exception | None:
                 file.write(served)
         try:
             _save(job, name, response, start, total, bar)
-        except (requests.ConnectionError, ChunkedEncodingError) as broken:
+        except (requests.ConnectionError, ChunkedEncodingError, ContentDecodingError) as broken:
             return broken
     return None
 
@@ -284,13 +286,22 @@ def _request(job: _Job, name: str, bar: tqdm) -> Exception | None:
 def _extent(response: requests.Response) -> tuple[int, int | None, str]:
     """Where in the file an answer starts (-1: nowhere), how long the whole file is (None: it does not say),
     and its version, the validator for If-Range: a strong ETag, else a date, else "". Raises HTTPError.
+
+    Lengths and ranges of an answer that comes compressed unasked are not the file's: requests compares and undoes them.
     """
+    codings = set(re.findall(r"[^\s,]+", response.headers.get("Content-Encoding", "").lower()))
+    undone = codings.intersection(HTTPResponse.CONTENT_DECODERS)
+    lacking = [coding for coding in COMPRESSIONS if coding in codings - undone]
+    if lacking and response.ok:
+        raise requests.RequestException(
+            f"it comes as {lacking[0]!r}, which needs pip install {COMPRESSIONS[lacking[0]]}"
+        )
     span = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-    if response.status_code == 206 and span:
+    if response.status_code == 206 and span and not undone:
         start, total = span.groups()
     elif response.status_code == 200:
-        start, total = 0, response.headers.get("Content-Length", "")
-    elif response.status_code == 416 and "Range" in response.request.headers:
+        start, total = 0, "" if undone else response.headers.get("Content-Length", "")
+    elif response.status_code in (206, 416) and "Range" in response.request.headers:
         start, total = -1, ""
     else:
         raise requests.HTTPError(f"HTTP {response.status_code} {response.reason}", response=response)

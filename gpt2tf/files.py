@@ -1,17 +1,39 @@
-"""Files: written whole or not at all, errors that name them, locked folders, and text of bytes."""
+"""Files: written whole or not at all, errors that name them, locked folders, text of bytes, standard streams."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import TextIO
 
+LONGEST_NAME = 255  # bytes of the name of a file, on all common file systems
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # how the note begins that Git LFS leaves for a file
+ERRORS = {"stdin": "surrogateescape", "stdout": "replace", "stderr": "backslashreplace"}  # with which any text passes
+
 log = logging.getLogger(__name__)
+
+
+def refuse_pointer(path: str | os.PathLike) -> None:
+    """Raises ValueError for a file in whose place Git LFS has left a note; passes over what is no file."""
+    if os.path.isfile(path) and os.path.getsize(path) < 1024:  # as large as such a note can be
+        with open(path, "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                pointer = "is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull"
+                raise ValueError(f"{os.fspath(path)} {pointer}")
+
+
+@functools.cache
+def warn_once(log: logging.Logger, message: str) -> None:
+    """A warning about a file that a command reads more than once."""
+    log.warning("%s", message)
 
 
 def clean(raw: bytes | str) -> str:
@@ -43,7 +65,7 @@ def opened(path: str | None, stdout: TextIO):
             yield file
         return
     target = os.path.realpath(path)  # of a link, the file is replaced and not the link
-    part = f"{target}.{os.getpid()}.part"
+    part = _part(target)
     with naming(path, part):
         if os.path.exists(target):
             open(target, "ab").close()  # raises for a file that is not to be written
@@ -64,12 +86,22 @@ def opened(path: str | None, stdout: TextIO):
                 os.remove(part)
 
 
+def _part(target: str) -> str:
+    """Where the content of a file is written before it takes its place."""
+    folder, name = os.path.split(target)
+    part = f"{name}.{os.getpid()}.part"
+    if len(os.fsencode(name)) <= LONGEST_NAME < len(os.fsencode(part)):
+        part = f"{os.getpid()}.part"
+    return os.path.join(folder, part)
+
+
 def _stream_at(path: str) -> int | None:
     """The descriptor of stdout or stderr if that is what `path` is: /dev/stdout, or the file it was sent to."""
     if os.path.exists(path):
         for stream in (1, 2):
-            if os.path.samestat(os.stat(path), os.fstat(stream)):
-                return stream
+            with contextlib.suppress(OSError):  # of a stream that is closed
+                if os.path.samestat(os.stat(path), os.fstat(stream)):
+                    return stream
     return None
 
 
@@ -87,7 +119,7 @@ def naming(name: str, part: str | None = None):
 @contextlib.contextmanager
 def replacing(target: str):
     """A binary file that becomes `target` when all is written, and disappears if that fails."""
-    part = f"{target}.{os.getpid()}.part"
+    part = _part(target)
     with naming(target, part):
         try:
             with open(part, "wb") as file:
@@ -102,13 +134,15 @@ def replacing(target: str):
 
 @contextlib.contextmanager
 def appearing(target: str):
-    """A path to write a folder or file to, which becomes `target` when all is written, and disappears if that fails.
+    """A path to write a new folder or file to, which becomes `target` when all is written, and disappears if that fails.
 
-    The folders above it are made.
+    So do the folders above it that are not there yet.
     """
     target = os.path.abspath(target)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=os.path.dirname(target)) as scratch:
+    there = target
+    while not os.path.isdir(there):
+        there = os.path.dirname(there)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=there) as scratch:
         part = os.path.join(scratch, os.path.basename(target))
         with naming(target, part):
             yield part
@@ -116,6 +150,7 @@ def appearing(target: str):
                 for file in files:
                     with open(os.path.join(folder, file), "rb") as written:
                         os.fsync(written)  # or a power cut may leave empty files under the final name
+            os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(part, target)
 
 
@@ -149,3 +184,67 @@ def refuse_taken(path: str | os.PathLike) -> None:
     """Raises FileExistsError where there is something at path."""
     if os.path.lexists(path):
         raise FileExistsError(f"{os.fspath(path)} is there already; remove it, or give a path where there is nothing")
+
+
+def open_descriptors() -> None:
+    """Opens those of the standard streams that are closed, or the next file would get their number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+
+
+def prepare_streams(stack: contextlib.ExitStack) -> None:
+    """Make stdin, stdout and stderr take any text, and stdout and stderr be there; stack undoes it.
+
+    A closed stdout cannot be written to, so that no result is lost in silence. What a program has put in the place of a
+    stream may be an object with nothing but `write`.
+    """
+    for name, errors in ERRORS.items():
+        stream, instead = getattr(sys, name), None
+        if stream is None or getattr(stream, "closed", False):
+            instead = {"stdout": _Closed(), "stderr": io.StringIO()}.get(name)
+        elif not isinstance(stream, io.TextIOWrapper):
+            instead = _Stream(stream)
+        else:
+            stack.callback(_set_errors, stream, stream.errors)
+            _set_errors(stream, errors)
+        stack.callback(setattr, sys, name, stream)
+        if instead is not None:
+            setattr(sys, name, instead)
+
+
+def _set_errors(stream: io.TextIOWrapper, errors: str) -> None:
+    with contextlib.suppress(OSError):  # of a stdin of which text has been read; of what cannot be flushed
+        stream.reconfigure(errors=errors)
+
+
+class _Closed(io.TextIOBase):
+    """In place of a stdout that is closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError("stdout is closed")
+
+
+class _Stream(io.TextIOBase):
+    """What a program that calls has in place of a stream, which may lack all but `write`, or `read` and `readline`."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.buffer = getattr(stream, "buffer", self)
+        self.isatty = getattr(stream, "isatty", super().isatty)
+        self.flush = getattr(stream, "flush", super().flush)
+
+    def writable(self):
+        return hasattr(self._stream, "write")
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return len(text)
+
+    def read(self) -> bytes:  # as the buffer
+        return self._stream.read().encode("utf-8", "surrogateescape")
+
+    def readline(self) -> bytes:
+        return self._stream.readline().encode("utf-8", "surrogateescape")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import checks
+from gpt2tf import checks, encoder
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.network import Network
@@ -76,9 +76,11 @@ class Generator:
             raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(checks.DTYPES)}")
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
+            vocabulary = model.vocabulary
             weights = {v.path: v.value for v in model.variables}
         else:
-            self.hparams, weights = load_weights(model)
+            self.hparams, weights, vocabulary = load_weights(model)
+        self._real_tokens = encoder.real_tokens(vocabulary, self.hparams.n_vocab)  # beyond them nothing is sampled
         self._device = device
         self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
         self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)
@@ -243,7 +245,7 @@ class Generator:
         lengths: [batch], of the prompts, which have the first cache positions up to the longest; noise: [src, batch]
         -> (tokens [src, batch], made from the first step to end; end; whether all logits were finite; token; cache)
         """
-        src, network, n_vocab = tf.range(noise.shape[0]), self._network(noise.shape[1]), self.hparams.n_vocab
+        src, network, n_vocab = tf.range(noise.shape[0]), self._network(noise.shape[1]), self._real_tokens
         (first, last), (stop, options), width = bounds, ends, tf.reduce_max(lengths)
 
         def body(step, token, done, finite, out, *cache):

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
+
+from gpt2tf.files import refuse_pointer, warn_once
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +59,9 @@ def read_hparams(path: str | os.PathLike) -> HParams:
     """Read `hparams.json`.
 
     Raises FileNotFoundError, or ValueError that names the file and what is wrong with it. Fields
-    other than the five are ignored: forks of the original add their own.
+    other than the five, which forks of the original add, are named in a warning and ignored.
     """
+    refuse_pointer(path)
     fields = [field.name for field in dataclasses.fields(HParams)]
     with open(path, encoding="utf-8-sig") as file:
         try:
@@ -68,9 +74,13 @@ def read_hparams(path: str | os.PathLike) -> HParams:
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; add what is missing, or download it again")
     try:
-        return HParams(**{name: found[name] for name in fields})
+        hparams = HParams(**{name: found[name] for name in fields})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    unknown = [repr(name[:40]) for name in found if name not in fields]
+    if unknown:
+        warn_once(log, f"{path}: ignoring {', '.join(unknown)}, which this GPT-2 does not have")
+    return hparams
 
 
 def write_hparams(hparams: HParams, path: str | os.PathLike) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from gpt2tf import encoder
 from gpt2tf.hparams import HParams
 from gpt2tf.train.dropout import Rates, dropout, keys_at
 from gpt2tf.train.fit import KerasModel
@@ -302,8 +303,8 @@ class GPT2(KerasModel):
     hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's random start when it
     is not given. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its
     input for the gradients and compute the rest a second time, which saves memory (on a CPU a sixth at best). dtype: as
-    in any Keras model; "mixed_bfloat16" computes in bfloat16. `vocabulary` is the folder whose encoder.json and
-    vocab.bpe belong to the weights, None for the released ones; `save_checkpoint` puts them beside the weights.
+    in any Keras model; "mixed_bfloat16" computes in bfloat16. vocabulary: the tokens that the ids stand for, None if it
+    is not known; rows of wte beyond them are never sampled, and `save_checkpoint` writes its files.
 
     To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
     `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
@@ -318,10 +319,10 @@ class GPT2(KerasModel):
         dropout: Rates | float = 0.1,
         recompute: bool = False,
         dtype=None,
+        vocabulary: encoder.Vocabulary | None = None,
     ):
         rates = dropout if isinstance(dropout, Rates) else Rates(dropout, dropout, dropout)
-        super().__init__(hparams, rates, recompute, dtype)
-        self.vocabulary: str | None = None
+        super().__init__(hparams, rates, recompute, dtype, vocabulary)
         self.initial_value = initial_value
         for i in range(hparams.n_layer):  # attributes, because tf.train.Checkpoint does not look into Keras's lists
             setattr(self, f"h{i}", Block(self, name=f"h{i}"))

@@ -16,7 +16,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import checks
+from gpt2tf import checks, encoder
 from gpt2tf.model import GPT2, past_shape
 
 FILTERED = -1e10  # openai/gpt-2 src/sample.py:15
@@ -88,6 +88,7 @@ def sample_sequence(
     checks.check_window(model.hparams.n_ctx, context.shape[1], length)
     noise = checks.check_noise(np.asarray(noise, np.float64), length, len(context))
 
+    vocab = encoder.real_tokens(model.vocabulary, model.hparams.n_vocab)
     past = tf.zeros(past_shape(model.hparams, len(context), 0), model.compute_dtype)  # of no positions yet
     any_prev = tf.TensorSpec([len(context), None], tf.int32)
     any_past = tf.TensorSpec(past_shape(model.hparams, len(context)), past.dtype)
@@ -96,7 +97,7 @@ def sample_sequence(
     output = prev = tf.constant(context)  # [batch, seq]
     for u in noise:
         lm_output = step(prev, past)
-        logits = lm_output["logits"][:, -1, :]  # [batch, vocab]
+        logits = lm_output["logits"][:, -1, :vocab]  # [batch, vocab]
         token = next_token(logits, u, temperature=temperature, top_k=top_k, top_p=top_p)  # [batch]
         if tf.reduce_any(token == NOT_FINITE):
             raise FloatingPointError("the model's logits are not finite; its weights are damaged or training diverged")

@@ -1,7 +1,5 @@
 """What the tests of the benchmark share: the sizes of a small model, and a machine and an engine of given speed."""
 
-import logging
-
 from gpt2tf import HParams
 from gpt2tf.bench.machine import Limits
 from gpt2tf.bench.peers import Own
@@ -20,11 +18,8 @@ class Paced(Own):
         return {"load": 1.0, "update": 0.5, "sample": 0.5 + sum(arguments) / 100}[method]
 
 
-def log_of_bench(caplog, monkeypatch):
-    """What is logged goes to caplog, also after a test of the command line, whose log goes to stderr alone."""
-    log = logging.getLogger("gpt2tf")
-    monkeypatch.setattr(log, "handlers", [])
-    monkeypatch.setattr(log, "propagate", True)
+def log_of_bench(caplog):
+    """caplog, of what the benchmark logs."""
     caplog.set_level("WARNING", "gpt2tf")
     caplog.set_level("INFO", "gpt2tf.bench")
     return caplog

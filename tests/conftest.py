@@ -8,6 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
+from command import leaving
 from recorded import GOLDEN
 
 
@@ -47,6 +48,7 @@ def make_r124m(folder):
     """Write a model folder of the size of 124M, with the weights on which golden/r124m was recorded."""
     import numpy as np
 
+    import encoder
     from gpt2tf import GPT2, save_checkpoint
     from gpt2tf.hparams import PUBLISHED
 
@@ -57,7 +59,7 @@ def make_r124m(folder):
         leaf = path.rsplit("/", 1)[-1]
         return (scales[leaf] * rng.randn(*shape) + (leaf == "g")).astype(np.float32)
 
-    save_checkpoint(GPT2(PUBLISHED["124M"], initial_value=value), folder)
+    save_checkpoint(GPT2(PUBLISHED["124M"], initial_value=value, vocabulary=encoder.released()), folder)
 
 
 @pytest.fixture(scope="session")
@@ -69,15 +71,14 @@ def r124m_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def compiled_trainer(tmp_path_factory):
+def compiled_trainer():
     """A trainer whose functions XLA compiles once for all tests; `training.reset` makes it as new."""
     from training import ONE_LAYER, make_trainer
 
     import encoder
 
     trainer = make_trainer(ONE_LAYER)
-    trainer.model.vocabulary = str(tmp_path_factory.mktemp("vocabulary"))  # to be copied, which is quicker than made
-    encoder.write_vocabulary(trainer.model.vocabulary, ONE_LAYER.n_vocab)
+    trainer.model.vocabulary = encoder.released(ONE_LAYER.n_vocab)
     return trainer
 
 
@@ -95,14 +96,17 @@ def eagerly():
 def stdin(monkeypatch):
     """Sets the bytes that stdin holds; until then reading it fails the test."""
 
-    class Untouched:
-        def __getattr__(self, name):
+    class Untouched(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
             raise AssertionError("stdin was read")
 
     def set_bytes(raw):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
 
-    monkeypatch.setattr("sys.stdin", Untouched())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Untouched())))
     return set_bytes
 
 
@@ -120,15 +124,8 @@ def sample(monkeypatch, capsys, stdin, tiny_generator):
         lambda files, *rest: [tiny_generator] if files.prefix.startswith(str(GOLDEN)) else load(files, *rest),
     )
 
-    def leave_at_once(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave_at_once)
-
     def run(*argv):
-        with pytest.raises(SystemExit) as left:
-            cli.main("sample", list(map(str, argv)))
-        return left.value.code or 0, *capsys.readouterr()
+        return leaving(cli.main, list(map(str, argv)), command="sample"), *capsys.readouterr()
 
     return run
 

@@ -6,10 +6,12 @@ file, byte for byte.
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import itertools
 import re
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from recorded import GOLDEN
@@ -31,6 +33,7 @@ ONCE_MORE = "downloading it once more"  # said where a whole file came, and was 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    extra = {}  # headers of the answer, beside those that `send` is given
 
     def do_GET(self):
         name = self.path.rpartition("/")[2]
@@ -156,7 +159,7 @@ def serve(handler, content, ranges=True, etag='"1"', length=0, cut=None, stall=F
 
 def send(handler, status, body, headers):
     handler.send_response(status)
-    for key, value in headers.items():
+    for key, value in (headers | handler.extra).items():
         handler.send_header(key, value)
     handler.send_header("Connection", "close")
     handler.end_headers()
@@ -171,6 +174,15 @@ def status(code, body=b"no such file", **headers):
 def with_content(change, **how):
     """The file, changed."""
     return lambda handler, content: serve(handler, change(content), **how)
+
+
+def compressed(handler, content, coding="gzip", etag='"gzip"', **how):
+    """The file as a server or proxy sends it that compresses whatever is asked for: lengths and ranges are of that."""
+    body = content
+    for name in coding.lower().split(", "):
+        body = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}.get(name, bytes)(body)
+    handler.extra = {"Content-Encoding": coding}
+    serve(handler, body, etag=etag, **how)
 
 
 def silence(handler, content):

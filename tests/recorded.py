@@ -42,3 +42,18 @@ def hinges_on_rounding(weights, n_head, case, context, token, u):
         return True
     cdf = np.cumsum(oracle.softmax(np.where(np.isin(np.arange(len(logits)), list(kept)), logits, -1e10)))
     return min(abs(u - cdf[token]), abs(u - cdf[token - 1])) < 1e-5
+
+
+def differences(net, case):
+    """Where the port would part from a recorded run of batch size 1, given the recorded tokens in front each time."""
+    from gpt2tf.noise import sampling_noise
+    from gpt2tf.sample import next_token
+
+    (first, later), length = map(tuple, case["op_seeds"]), case["length"]
+    options = {name: case[name] for name in ("temperature", "top_k", "top_p")}
+    start = context_of(case, net.hparams.n_vocab)
+    for run, (tokens,) in enumerate(case["runs"]):
+        u = sampling_noise(first, later, length=length, run=run)[:, 0]
+        logits = net(np.array([start + tokens[:-1]]))["logits"][0, len(start) - 1 :]  # [length, vocab]
+        for at in np.flatnonzero(next_token(logits, u, **options) != tokens):
+            yield start + tokens[:at], tokens[at], u[at]

@@ -5,16 +5,18 @@ import gc
 import json
 import os
 import random
+import shlex
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_files import TINY, tiny_weights, write_checkpoint
+from checkpoint_files import TINY, assert_is_tiny, tiny_weights, write_checkpoint
 
-from gpt2tf import GPT2, HParams, load_model, save_checkpoint
-from gpt2tf.checkpoint import Weights, verify
+from gpt2tf import GPT2, Generator, HParams, load_model, save_checkpoint
+from gpt2tf.checkpoint import Weights, verify, verify_index
 from gpt2tf.hparams import PUBLISHED, read_hparams
+from gpt2tf.locate import ModelFiles
 
 INDEX, DATA = "model.ckpt.index", "model.ckpt.data-00000-of-00001"
 HTML = b"<?xml version='1.0'?>\n<Error><Code>BlobNotFound</Code>\n<Message>The specified blob does not exist.</Message>"
@@ -145,6 +147,52 @@ def test_missing_file(folder, file):
     assert str(expected) in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match=f"{file} is missing; download the model again"):
         load_model(folder / "model.ckpt")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 543936\n" % (b"4d7a" * 16)
+
+
+@pytest.mark.parametrize("file", [INDEX, DATA, "hparams.json", "checkpoint", "encoder.json", "vocab.bpe"])
+def test_a_pointer_of_git_lfs(folder, file):
+    (folder / file).write_bytes(POINTER)
+    read = [load_model, Generator, lambda path: ModelFiles.at(path).hparams and ModelFiles.at(path).encoder()]
+    for path in (folder, folder / "model.ckpt") if file != "checkpoint" else (folder,):
+        for each in read:
+            with pytest.raises(ValueError) as caught:
+                each(path)
+            said = f"{folder / file} is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull"
+            assert str(caught.value) == said
+
+
+def test_an_index_that_git_lfs_has_not_fetched_is_no_download(folder):
+    (folder / INDEX).write_bytes(POINTER)
+    with pytest.raises(ValueError, match="a pointer of Git LFS"):
+        verify_index(str(folder / "model.ckpt"), read_hparams(folder / "hparams.json"))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("step", [None, 100])
+def test_a_checkpoint_in_the_v1_format_is_named_with_a_way_to_convert_it_that_works(tmp_path, sharded, step):
+    folder = tmp_path / "it's old"
+    folder.mkdir()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        [v1.get_variable(k, initializer=v, use_resource=False) for k, v in tiny_weights().items()]
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver(write_version=v1.train.SaverDef.V1, sharded=sharded)
+        saver.save(session, str(folder / "model.ckpt"), global_step=step)
+    prefix = folder / ("model.ckpt" if step is None else "model.ckpt-100")
+    shutil.copyfile(TINY / "hparams.json", folder / "hparams.json")
+    for path in (folder, prefix, f"{prefix}.meta", *folder.glob("model.ckpt*-of-?????")):
+        with pytest.raises(ValueError) as caught:
+            load_model(path)
+        message = str(caught.value)
+        assert message.startswith(str(prefix)) and "\n" not in message and "download" not in message
+        assert "is a checkpoint in TensorFlow's V1 format; write one in the V2 format" in message
+    command = shlex.split(message.partition("beside it: ")[2])
+    assert command[:2] == ["python", "-c"]
+    exec(command[2], {})
+    assert_is_tiny(load_model(folder))
 
 
 def test_missing_hparams(folder):

@@ -15,7 +15,7 @@ from checkpoint_files import MODEL_FILES, TINY, assert_is_tiny, copy_tiny, tiny_
 
 import encoder
 from gpt2tf import GPT2, HParams, checkpoint, load_model, save_checkpoint
-from gpt2tf.hparams import read_hparams
+from gpt2tf.hparams import read_hparams, write_hparams
 
 INDEX, DATA = "model.ckpt.index", "model.ckpt.data-00000-of-00001"
 SMALL = HParams(n_vocab=300, n_ctx=8, n_embd=16, n_head=2, n_layer=1)
@@ -23,9 +23,7 @@ SMALL = HParams(n_vocab=300, n_ctx=8, n_embd=16, n_head=2, n_layer=1)
 
 def other(hparams=None):
     """An untrained model of the sizes of tiny-a, with tiny-a's vocabulary."""
-    model = GPT2(hparams or read_hparams(TINY / "hparams.json"))
-    model.vocabulary = str(TINY)
-    return model
+    return GPT2(hparams or read_hparams(TINY / "hparams.json"), vocabulary=encoder.read_vocabulary(TINY))
 
 
 def files(folder):
@@ -44,15 +42,83 @@ def test_a_new_folder_is_complete(tmp_path, tiny):
     assert os.listdir(tmp_path) == ["m"]
 
 
-def test_untrained_model_gets_the_released_vocabulary_cut_to_size(tmp_path):
+def test_a_model_of_unknown_vocabulary_gets_none_and_a_warning(tmp_path, caplog):
     model = GPT2(SMALL)
+    assert model.vocabulary is None
     save_checkpoint(model, tmp_path / "m")
+    assert sorted(os.listdir(tmp_path / "m")) == sorted({*MODEL_FILES} - {"encoder.json", "vocab.bpe"})
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert record.levelname == "WARNING" and said.startswith(f"{tmp_path / 'm'} gets no encoder.json and vocab.bpe")
+    found = load_model(tmp_path / "m")
+    assert found.vocabulary is None
+    assert_same_weights(found, model)
+
+
+def test_a_new_model_with_a_part_of_the_released_vocabulary(tmp_path, caplog):
+    save_checkpoint(GPT2(SMALL, vocabulary=encoder.released(300)), tmp_path / "m")
     enc = encoder.get_encoder("m", tmp_path)
     assert len(enc.encoder) == 300
     assert enc.encoder[encoder.END_OF_TEXT] == 299
     assert enc.decode(enc.encode("Größe 日本 hello")) == "Größe 日本 hello"
     assert json.loads((tmp_path / "m" / "hparams.json").read_text())["n_vocab"] == 300
-    assert_same_weights(load_model(tmp_path / "m"), model)
+    assert not caplog.records
+
+
+def test_only_the_size_of_the_released_vocabulary_stands_for_it(tmp_path, caplog):
+    for n_vocab, known in (50256, False), (50257, True), (50304, False):
+        folder = tmp_path / str(n_vocab)
+        save_checkpoint(GPT2(HParams(n_vocab=n_vocab, n_ctx=8, n_embd=2, n_head=1, n_layer=1)), folder)
+        caplog.clear()
+        assert load_model(folder).vocabulary == (encoder.released() if known else None)
+        note = f"{folder} has no encoder.json and vocab.bpe; using the released vocabulary"
+        assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == ([note] if known else [])
+    (folder / "encoder.json").write_bytes((TINY / "encoder.json").read_bytes())
+    assert load_model(folder).vocabulary == encoder.Vocabulary((TINY / "encoder.json").read_text())
+
+
+KEPT = {
+    "both": {"encoder.json": "encoder.json", "vocab.bpe": "vocab.bpe"},
+    "Hugging Face's names": {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"},
+    "a table alone": {"encoder.json": "encoder.json"},
+    "merges alone": {"vocab.bpe": "vocab.bpe"},
+}
+
+
+@pytest.mark.parametrize("there", KEPT.values(), ids=KEPT)
+def test_nothing_is_lost_by_saving_where_it_came_from(tmp_path, there):
+    folder = copy_tiny(tmp_path / "m")
+    table = json.dumps({token: 999 - i for token, i in json.loads((TINY / "encoder.json").read_text()).items()})
+    own = {"encoder.json": table.encode(), "vocab.bpe": (TINY / "vocab.bpe").read_bytes().replace(b"\n", b"\r\n")}
+    for name in own:
+        (folder / name).unlink()
+    write_hparams(read_hparams(folder / "hparams.json"), folder / "hparams.json")  # as we lay it out
+    for name, original in there.items():
+        (folder / name).write_bytes(own[original])
+    before = files(folder)
+    save_checkpoint(load_model(folder), folder)
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+    assert after == before | {original: own[original] for original in there.values()}
+    save_checkpoint(load_model(folder), tmp_path / "other")
+    names = {*MODEL_FILES} - {"encoder.json", "vocab.bpe"} | {*there.values()}
+    assert files(tmp_path / "other") == {name: after[name] for name in names}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_weights_that_are_not_finite_are_refused_and_the_folder_stays(tmp_path, tiny, bad, dtype):
+    save_checkpoint(tiny, tmp_path / "m")
+    before = files(tmp_path)
+    model = GPT2(SMALL, dtype=dtype)
+    g = model.h0.ln_2.g
+    g.assign(np.where(np.arange(16) == 3, bad, g))
+    for folder in (tmp_path / "m", tmp_path / "new"):
+        with pytest.raises(
+            ValueError, match="^model/h0/ln_2/g has values that are not finite, so the model is not saved"
+        ):
+            save_checkpoint(model, folder)
+    assert files(tmp_path) == before and os.listdir(tmp_path) == ["m"]
 
 
 def test_the_vocabulary_of_the_folder_stays_with_the_model(tmp_path):
@@ -63,25 +129,6 @@ def test_the_vocabulary_of_the_folder_stays_with_the_model(tmp_path):
     save_checkpoint(load_model(folder), tmp_path / "b")
     assert (tmp_path / "b" / "encoder.json").read_text() == text
     assert (tmp_path / "b" / "vocab.bpe").read_bytes() == (TINY / "vocab.bpe").read_bytes()
-
-
-def test_a_folder_without_vocabulary_gets_one(tmp_path):
-    folder = copy_tiny(tmp_path / "a")
-    (folder / "vocab.bpe").unlink()
-    model = load_model(folder)
-    assert model.vocabulary is None
-    save_checkpoint(model, tmp_path / "b")
-    assert len(encoder.get_encoder("b", tmp_path).encoder) == 1000
-
-
-@pytest.mark.parametrize("n_vocab", [256, 50258])
-def test_a_vocabulary_that_cannot_be_is_refused_before_anything_is_written(tmp_path, n_vocab):
-    model = GPT2(HParams(n_vocab=n_vocab, n_ctx=8, n_embd=2, n_head=1, n_layer=1))
-    with pytest.raises(
-        ValueError, match=f"n_vocab is {n_vocab}; the released vocabulary can be cut to 257 up to 50257"
-    ):
-        save_checkpoint(model, tmp_path / "new" / "m")
-    assert os.listdir(tmp_path) == []
 
 
 def test_other_files_of_the_folder_stay(tmp_path, tiny):
@@ -280,7 +327,8 @@ def test_a_save_that_vanishes_from_under_it(tmp_path, tiny, monkeypatch):
 def test_an_interrupted_replacement_is_never_read_as_a_mix(tmp_path, monkeypatch, step):
     """Cut short between its renames, what a save over a model leaves is the old one, refused, or the new one."""
     old, new = HParams(260, 8, 8, 2, 1), HParams(260, 8, 8, 4, 1)  # they differ in nothing that the shapes show
-    save_checkpoint(GPT2(old), tmp_path / "model")
+    vocabulary = encoder.released(260)
+    save_checkpoint(GPT2(old, vocabulary=vocabulary), tmp_path / "model")
     replace, calls = os.replace, []
 
     def interrupted(source, target):
@@ -291,7 +339,7 @@ def test_an_interrupted_replacement_is_never_read_as_a_mix(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(GPT2(new), tmp_path / "model")
+        save_checkpoint(GPT2(new, vocabulary=vocabulary), tmp_path / "model")
     if step == 0:
         assert load_model(tmp_path / "model").hparams == old
     elif step == 5:  # all is there but the file that names it, which is as it was

@@ -33,7 +33,7 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 for words in json.loads(sys.argv[1]):
     try:
-        main(argv=words)
+        main(words)
     except SystemExit as left:
         print("exit code", left.code, flush=True)
 """
@@ -255,12 +255,11 @@ def refused_training(place, monkeypatch, capsys):
         raise AssertionError("TensorFlow was imported")
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(cli_train, "silence_tensorflow", too_late)
 
     def run(*flags):
         with pytest.raises(SystemExit) as left:
-            cli.main(argv=train_flags("refused", "--strategy", "multiworker", *flags))
+            cli.main(train_flags("refused", "--strategy", "multiworker", *flags))
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1) and not (place / "refused").exists()
         return left.value.code, err.removeprefix("gpt2tf train: ").rstrip("\n")

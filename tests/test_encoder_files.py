@@ -1,5 +1,6 @@
 """What get_encoder reads, and what it refuses: damaged, incomplete, mixed up and missing files."""
 
+import json
 import os
 import random
 import re
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import encoder.encoder as encoder_module
-from encoder import get_encoder
+import encoder.vocabulary as vocabulary_module
+from encoder import Encoder, Vocabulary, get_encoder, read_vocabulary, real_tokens, released
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -113,7 +114,6 @@ def test_a_changed_byte_is_found_or_harmless(tmp_path, name, sound):
         ({"encoder": TABLE.replace(b": 0,", b": -1,")}, "ids are not the numbers 0 to 999"),
         ({"encoder": WITHOUT_TOKEN}, "lacks 1 tokens, 'arch'"),
         ({"encoder": TABLE.replace(b"<|endoftext|>", b"<|endoftexu|>")}, "lacks 1 tokens, '<|endoftext|>'"),
-        ({"encoder": TABLE.replace(b": 999}", b': 999, "zyx": 1000}')}, "no merge makes 1 of the tokens, 'zyx'"),
         ({"merges": MERGES.replace(b"ar ch\n", b"")}, "no merge makes 1 of the tokens, 'arch'"),
         ({"merges": MERGES + b"h e\n"}, "line 745, 'h e'"),
         ({"merges": MERGES + b"\n"}, "line 745, ''"),
@@ -132,9 +132,126 @@ def test_merges_with_windows_newlines(tmp_path):
     read_sound(tmp_path, merges=MERGES.replace(b"\n", b"\r\n"))
 
 
-def test_more_special_tokens_are_allowed(tmp_path):
-    write_model(tmp_path, encoder=TABLE.replace(b": 999}", b': 999, "<|user|>": 1000}'))
-    assert get_encoder("broken", tmp_path).decode([1000]) == "<|user|>"
+ADDED = ["<|user|>", "[PAD]", "<s>", "<|im start|>", "zyx", "<café>", "日本", "\t", "arch arch", "two\nlines"]
+
+
+@pytest.mark.parametrize("place", [999, 1000], ids=["before <|endoftext|>", "after"])
+@pytest.mark.parametrize("token", ADDED)
+def test_an_added_token_of_any_spelling_decodes_to_its_text_and_is_never_typed(tmp_path, token, place):
+    table = TABLE.replace(b', "<|endoftext|>": 999}', b"")
+    tokens = [token, "<|endoftext|>"] if place == 999 else ["<|endoftext|>", token]
+    table += "".join(f", {json.dumps(t)}: {999 + i}" for i, t in enumerate(tokens)).encode() + b"}"
+    write_model(tmp_path, encoder=table)
+    enc, plain = get_encoder("broken", tmp_path), get_encoder("tiny-a", GOLDEN)
+    assert enc.decode([place]) == token
+    assert enc.decode([258, place, 220, 258]) == f"he{token} he"
+    text = f"he {token}he{token}"
+    assert enc.encode(text) == plain.encode(text) and enc.decode(enc.encode(text)) == text
+
+
+def test_an_added_token_in_the_characters_of_the_file(tmp_path):
+    write_model(tmp_path, encoder=TABLE.replace(b": 999}", b': 999, "\\u0120<sep>": 1000}'))
+    assert get_encoder("broken", tmp_path).decode([1000]) == " <sep>"
+
+
+def test_added_tokens_at_the_front(tmp_path):
+    """As the tokenizers of Hugging Face are trained; a merge that is missing is noticed there, too."""
+    table = {"<s>": 0, "<|endoftext|>": 1, "<pad>": 2}
+    table |= {token: token_id + 3 for token, token_id in list(json.loads(TABLE).items())[:-1]}
+    write_model(tmp_path, encoder=json.dumps(table).encode())
+    assert get_encoder("broken", tmp_path).decode([0, 261, 2, 1]) == "<s>he<pad><|endoftext|>"
+    message = refusal(tmp_path, encoder=json.dumps(table).encode(), merges=MERGES.replace(b"ar ch\n", b""))
+    assert "no merge makes 1 of the tokens, 'arch'" in message
+
+
+def test_a_byte_order_mark_is_no_part_of_the_files(tmp_path):
+    read_sound(tmp_path, encoder=b"\xef\xbb\xbf" + TABLE, merges=b"\xef\xbb\xbf" + MERGES)
+
+
+# The contents of a vocabulary
+
+
+CONTENTS = {
+    "the original's names": {"encoder.json": TABLE, "vocab.bpe": MERGES},
+    "Hugging Face's": {"vocab.json": TABLE, "merges.txt": MERGES},
+    "both": {"encoder.json": TABLE, "vocab.bpe": MERGES, "vocab.json": b"{}", "merges.txt": b""},
+    "mixed": {"encoder.json": TABLE, "merges.txt": MERGES},
+    "as Windows writes": {"encoder.json": b"\xef\xbb\xbf" + TABLE, "vocab.bpe": MERGES.replace(b"\n", b"\r\n")},
+    "a table alone": {"vocab.json": TABLE},
+    "merges alone": {"vocab.bpe": MERGES},
+}
+
+
+def folder_of(files, folder):
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("files", CONTENTS.values(), ids=CONTENTS)
+def test_a_vocabulary_is_written_as_it_was_read(tmp_path, files):
+    found = read_vocabulary(folder_of(files, tmp_path / "a"))
+    found.write(folder_of({}, tmp_path / "b"))
+    table = files.get("encoder.json", files.get("vocab.json"))
+    merges = files.get("vocab.bpe", files.get("merges.txt"))
+    expected = {"encoder.json": table, "vocab.bpe": merges}
+    written = {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert written == {name: content for name, content in expected.items() if content is not None}
+    assert found.size == (1000 if table else None)
+    assert len(repr(found)) < 100  # of a megabyte
+    if table and merges:
+        sound = get_encoder("tiny-a", GOLDEN)
+        for enc in (Encoder.of(found), get_encoder("a", tmp_path)):
+            assert (enc.encoder, enc.bpe_ranks) == (sound.encoder, sound.bpe_ranks)
+    else:
+        with pytest.raises(FileNotFoundError, match="vocab.bpe is missing" if table else "encoder.json is missing"):
+            Encoder.of(found)
+
+
+def test_a_folder_without_a_vocabulary(tmp_path):
+    assert read_vocabulary(tmp_path) is None and read_vocabulary(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("name", ["encoder.json", "vocab.bpe", "vocab.json", "merges.txt"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1042301\n"
+    folder = folder_of({name: pointer}, tmp_path / "model")
+    for read in (lambda: read_vocabulary(folder), lambda: get_encoder("model", tmp_path)):
+        with pytest.raises(ValueError) as caught:
+            read()
+        expected = f"{folder / name} is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull"
+        assert str(caught.value) == expected
+
+
+def test_a_damaged_table_is_refused_where_it_is_read(tmp_path):
+    folder = folder_of({"vocab.json": TABLE[:-9]}, tmp_path / "model")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(folder))}.vocab.json is damaged.*; get the file again"):
+        read_vocabulary(folder)
+
+
+def test_the_released_vocabulary_is_the_packaged_files():
+    found = released()
+    assert found.size == 50257
+    assert found.table.encode() == (ROOT / "encoder" / "encoder.json").read_bytes()
+    assert found.merges.encode() == (ROOT / "encoder" / "vocab.bpe").read_bytes()
+    assert (released(1000).table, released(1000).merges) == (TABLE.decode(), MERGES.decode())
+    with pytest.raises(ValueError, match="n_vocab is 50258; the released vocabulary can be cut to 257 up to 50257"):
+        released(50258)
+
+
+@pytest.mark.parametrize(
+    "vocabulary, n_vocab, real",
+    [
+        (None, 300, 300),
+        (Vocabulary(TABLE.decode()), 1000, 1000),
+        (Vocabulary(TABLE.decode()), 1024, 1000),
+        (Vocabulary(TABLE.decode()), 300, 300),
+        (Vocabulary(None, MERGES.decode()), 300, 300),
+    ],
+)
+def test_rows_beyond_the_table_are_no_tokens(vocabulary, n_vocab, real):
+    assert real_tokens(vocabulary, n_vocab) == real
 
 
 @pytest.mark.parametrize(("name", "file"), [("encoder", "encoder.json"), ("merges", "vocab.bpe")])
@@ -146,7 +263,7 @@ def test_missing_file(tmp_path, name, file):
 
 
 def test_packaged_files_name_their_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoder_module, "__file__", str(tmp_path / "encoder.py"))
+    monkeypatch.setattr(vocabulary_module, "PACKAGE", tmp_path)
     with pytest.raises(FileNotFoundError, match="install gpt2tf again"):
         get_encoder()
 

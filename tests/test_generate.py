@@ -95,7 +95,7 @@ def test_what_comes_first_is_compiled_while_the_weights_are_read(monkeypatch, ti
         compiled.set()
 
     weights = Late({v.path: v.numpy() for v in tiny.variables})
-    monkeypatch.setattr("gpt2tf.generate.load_weights", lambda path: (tiny.hparams, weights))
+    monkeypatch.setattr("gpt2tf.generate.load_weights", lambda path: (tiny.hparams, weights, None))
     monkeypatch.setattr(Generator, "compile", compile_and_tell)
     generator = Generator("a path", jit_compile=False, first=(1, 3, 8))
     assert generator.compilations == 2

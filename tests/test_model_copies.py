@@ -1,6 +1,7 @@
 """A GPT2 wherever it is made, and however it is copied or exported: its names, its weights, what it computes."""
 
 import copy
+import json
 import pickle
 
 import keras
@@ -10,8 +11,10 @@ import tensorflow as tf
 from recorded import GOLDEN
 from training import ONE_LAYER, assert_same, initial_value, make_trainer, values
 
+from encoder import Vocabulary, get_encoder, released
 from gpt2tf import GPT2, Generator, cross_entropy, load_model, save_checkpoint
 from gpt2tf.names import variable_shapes
+from gpt2tf.train.dropout import Rates
 
 X = np.arange(32).reshape(4, 8)
 
@@ -85,6 +88,9 @@ COPIES = {
     "deepcopy": lambda model, tmp_path: copy.deepcopy(model),
     "pickle": lambda model, tmp_path: pickle.loads(pickle.dumps(model)),
 }
+VOCABULARY = Vocabulary(
+    json.dumps({token: 299 - i for token, i in json.loads(released(300).table).items()}), released(300).merges
+)
 
 
 @pytest.mark.parametrize("way", COPIES)
@@ -93,6 +99,46 @@ def test_a_copy_has_the_weights_and_their_names(way, tmp_path):
     found = COPIES[way](model, tmp_path)
     assert_same(values(found), values(model))
     assert np.array_equal(found(X)["logits"], model(X)["logits"])
+
+
+@pytest.mark.parametrize("way", [*COPIES, "clone_model", "inside of another"])
+@pytest.mark.parametrize("vocabulary", [None, VOCABULARY, Vocabulary(VOCABULARY.table)], ids=["unknown", "own", "part"])
+def test_what_a_model_carries_comes_along(way, vocabulary, tmp_path):
+    rates = Rates(0.1, 0.2, 0.3)
+    model = net(vocabulary=vocabulary, dropout=rates, recompute=True, dtype="mixed_bfloat16")
+    model.h0.trainable = model.wpe.trainable = False
+    if way == "clone_model":
+        found = keras.models.clone_model(model)
+    elif way == "inside of another":
+        tokens = keras.Input([None], dtype="int32")
+        found = saved_and_loaded(keras.Model(tokens, model(tokens)["logits"]), tmp_path).get_layer("model")
+    else:
+        found = COPIES[way](model, tmp_path)
+    assert (found.hparams, found.vocabulary, found.dropout, found.recompute) == (ONE_LAYER, vocabulary, rates, True)
+    assert found.dtype_policy.name == "mixed_bfloat16"
+    assert [v.path for v in found.trainable_variables] == [v.path for v in model.trainable_variables]
+    save_checkpoint(found, tmp_path / "saved")
+    assert load_model(tmp_path / "saved").vocabulary == vocabulary
+    if vocabulary == VOCABULARY:
+        assert get_encoder("saved", tmp_path).encode("AB") == [299 - 32, 299 - 33]
+
+
+def test_a_compiled_model_with_frozen_layers_goes_on_training(tmp_path):
+    model = net(dropout=0.0)
+    model.h0.trainable = False
+    model.compile("adam", loss=cross_entropy, run_eagerly=True)
+    model.fit(X[:, :-1], X[:, 1:], verbose=0)
+    found = saved_and_loaded(model, tmp_path)
+    for each in (model, found):
+        each.fit(X[:, :-1], X[:, 1:], shuffle=False, verbose=0)
+    assert_same(values(found), values(model))
+
+
+def test_a_keras_file_without_a_vocabulary_loads(tmp_path):
+    """As those that were written before there was one in them."""
+    config = net().get_config()
+    del config["vocabulary"], config["frozen"]
+    assert GPT2.from_config(config).vocabulary is None
 
 
 def test_a_functional_model_around_it_trains_saves_and_loads(tmp_path):

@@ -133,10 +133,18 @@ def test_released_hparams_file(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_fields_of_forks_are_ignored(tmp_path, encoding):
-    text = json.dumps({"res_dropout": 0.1, **GOOD, "dtype": "float32"})
-    (tmp_path / "hparams.json").write_text(text, encoding=encoding)
-    assert read_hparams(tmp_path / "hparams.json") == TINY
+def test_fields_of_forks_are_named_in_a_warning(tmp_path, encoding, caplog):
+    path = tmp_path / "hparams.json"
+    path.write_text(json.dumps({"res_dropout": 0.1, **GOOD, "dtype": "float32"}), encoding=encoding)
+    for _ in range(2):  # and said once for a command that reads the file twice
+        assert read_hparams(path) == TINY
+    said = f"{path}: ignoring 'res_dropout', 'dtype', which this GPT-2 does not have"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", said)]
+
+
+def test_the_five_fields_need_no_warning(tmp_path, caplog):
+    (tmp_path / "hparams.json").write_text(json.dumps(GOOD))
+    assert read_hparams(tmp_path / "hparams.json") == TINY and not caplog.records
 
 
 @pytest.mark.parametrize("value", [0, -1, 48.0, 1.5, "48", True, None, [48]])

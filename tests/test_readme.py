@@ -6,8 +6,12 @@ import re
 import shlex
 
 import pytest
+from command import header
+from recorded import read_cases
 
+from encoder import get_encoder
 from gpt2tf import cli
+from gpt2tf.locate import BUNDLED
 from gpt2tf.train.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -15,19 +19,41 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_first_command_prints_what_the_readme_shows(capsys, monkeypatch):
-    """And that is the recorded text: case 12 of golden/tiny-a/samples.json."""
+    """And that is what the original printed for the same flags: a case of golden/trained/samples.json."""
     section = README.split("## Run it")[1]
     command = re.search(r"^python sample\.py (.*)$", section, re.MULTILINE)[1]
     shown = re.search(r"^```\n(=+ SAMPLE 1 .*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="0"):
-        cli.main("sample", shlex.split(command))
+        cli.main(shlex.split(command), command="sample")
     assert capsys.readouterr().out == shown
+    enc = get_encoder("shakespeare", BUNDLED)
+    words = iter(shlex.split(command))
+    flags = {"top_k": "0", "top_p": "1", "temperature": "1"} | {word[2:]: next(words) for word in words}
+    texts = [
+        enc.decode(case["tokens"])
+        for case in read_cases("trained")
+        if all(str(case[name]) == flags[name] for name in ("prompt", "seed", "length", "top_k", "top_p", "temperature"))
+    ]
+    assert [f"{header(1)}{text}\n{'=' * 80}\n" for text in texts] == [shown]
+
+
+def test_the_readme_counts_the_texts_that_are_equal():
+    section = README.split("## Same seed, same text")[1].split("\n## ")[0]
+    count = {}
+    for case in read_cases("trained"):
+        flags = f"--top_k {case['top_k']}"
+        flags += f" --top_p {case['top_p']}" if case["top_p"] < 1 else ""
+        flags += f" --temperature {case['temperature']}" if case["temperature"] != 1 else ""
+        count.setdefault(flags, []).append("rounding" not in case)
+    assert len(count) == 3
+    for flags, equal in count.items():
+        assert re.search(rf"^\| `{flags}` \| {sum(equal)} of {len(equal)}( seeds)? \|$", section, re.MULTILINE)
 
 
 def test_every_flag_is_in_the_readme(capsys):
     with pytest.raises(SystemExit):
-        cli.main("sample", ["--help"])
+        cli.main(["--help"], command="sample")
     flags = set(re.findall(r"--\w+", capsys.readouterr().out)) - {"--help"}
     table = README.split("## Command line")[1].split("\n## ")[0]
     assert flags <= set(re.findall(r"--\w+", table))

@@ -6,10 +6,9 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from recorded import context_of, hinges_on_rounding, read_cases, recorded
+from recorded import context_of, differences, hinges_on_rounding, read_cases, recorded
 
 from gpt2tf import GPT2, HParams, load_model, op_seeds, sample_sequence, sampling_noise
-from gpt2tf.sample import next_token
 
 
 def runs_of(net, case, first, later):
@@ -44,18 +43,6 @@ def test_tiny_equals_the_recorded_runs_from_the_flags_alone(tiny, case):
         top_k=case["top_k"],
     )
     assert runs_of(tiny, case, *seeds) == case["runs"]
-
-
-def differences(net, case):
-    """Where the port would part from a recorded run of batch size 1, given the recorded tokens in front each time."""
-    (first, later), length = map(tuple, case["op_seeds"]), case["length"]
-    options = {name: case[name] for name in ("temperature", "top_k", "top_p")}
-    start = context_of(case, net.hparams.n_vocab)
-    for run, (tokens,) in enumerate(case["runs"]):
-        u = sampling_noise(first, later, length=length, run=run)[:, 0]
-        logits = net(np.array([start + tokens[:-1]]))["logits"][0, len(start) - 1 :]  # [length, vocab]
-        for at in np.flatnonzero(next_token(logits, u, **options) != tokens):
-            yield start + tokens[:at], tokens[at], u[at]
 
 
 def assert_differences_hinge_on_rounding(net, cases, at_most):

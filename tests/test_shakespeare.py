@@ -105,7 +105,7 @@ def test_fine_tuning_lowers_the_loss_on_a_new_text_and_the_result_samples(tmp_pa
     flags = ["--model_name=shakespeare", "--run_name=fox", f"--models_dir={tmp_path}", "--steps=6", "--window=32"]
     flags += ["--batch_size=4", "--learning_rate=1e-3", "--evaluate_every=1", "--validation=0.2", "--dropout=0"]
     with pytest.raises(SystemExit, match="0"):
-        cli.main("finetune", [str(new), *flags])
+        cli.main(["finetune", str(new), *flags])
     losses = [float(loss) for loss in re.findall(r"validation (\S+)", capsys.readouterr().out)]
     assert len(losses) == 6 and losses[-1] < losses[0] - 1 and all(map(math.isfinite, losses))
     code, out, _ = sample(

@@ -18,7 +18,7 @@ TRACED = """
 import sys
 from gpt2tf import cli
 try:
-    cli.main(argv=sys.argv[1:])
+    cli.main(sys.argv[1:])
 finally:
     for name, module in sorted(sys.modules.items()):
         if name.split(".")[0] in ("gpt2tf", "encoder"):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2tf import encoder
 from gpt2tf.bench.machine import timed
 from gpt2tf.bench.plan import Plan
 from gpt2tf.hparams import HParams, write_hparams
@@ -169,7 +170,14 @@ def installed(plan: Plan, folder: str) -> Plan:
 
 
 def write_model(folder: str, hparams: HParams, weights: Mapping[str, np.ndarray]) -> None:
-    """A model for the peers: hparams.json, and of each variable an .npy file under its name with dots for slashes."""
+    """A model for the peers: hparams.json, and of each variable an .npy file under its name with dots for slashes.
+
+    Its vocabulary is the released one, cut or filled up to n_vocab: engines take and give ids, whatever those mean.
+    """
     write_hparams(hparams, os.path.join(folder, "hparams.json"))
+    vocabulary = encoder.released(min(max(hparams.n_vocab, 257), encoder.RELEASED_SIZE))
+    table = json.loads(vocabulary.table)
+    table |= {f"<|{token_id}|>": token_id for token_id in range(len(table), hparams.n_vocab)}
+    dataclasses.replace(vocabulary, table=json.dumps(table)).write(folder)
     for name in weights:
         np.save(os.path.join(folder, f"{name.replace('/', '.')}.npy"), weights[name])

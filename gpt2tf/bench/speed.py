@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-import encoder
 from gpt2tf.bench.costs import decode_cost, prompt_operations
 from gpt2tf.bench.machine import Limits, timed
 from gpt2tf.bench.peers import OURS, Own, Peer, Turns, installed, write_model
@@ -107,12 +106,11 @@ def measure(path: str | os.PathLike, cases: Sequence[Case], limits: Limits, plan
 
     path: of a model. A peer of the plan that is not installed, or cannot do a case, is logged and left out.
     """
-    hparams, weights = load_weights(path)
+    hparams, weights, _ = load_weights(path)
     with tempfile.TemporaryDirectory(prefix="gpt2tf-peers-") as folder:
         plan = installed(plan, folder)
         if plan.peers:
             write_model(folder, hparams, weights)
-            encoder.write_vocabulary(folder, hparams.n_vocab)
         for case in cases:
             peak = peak_bytes(path, case, plan)
             times = _measure_case(path, case, case.prompts(hparams.n_vocab), plan, folder)
@@ -195,7 +193,7 @@ def _peak(device: str) -> int | None:
 def process_seconds(path: str | os.PathLike, length: int = 20, runs: int = 5) -> float:
     """A whole run of `sample.py --length 20`, from start to exit."""
     flags = ["--model_name", os.path.abspath(path), "--length", str(length)]
-    run = functools.partial(_python, "from gpt2tf.cli import main; main('sample')", *flags)
+    run = functools.partial(_python, "from gpt2tf.cli import main; main(command='sample')", *flags)
     return statistics.median(timed(run) for _ in range(runs + 1))
 
 
@@ -203,6 +201,7 @@ def _python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run code in a new interpreter that finds this package. Raises ChildProcessError with what it says last."""
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment["PYTHONSAFEPATH"] = "1"  # whatever lies in the working directory
     made = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
     if made.returncode:
         last = made.stderr.strip().splitlines()[-1:] or ["nothing"]
@@ -217,7 +216,7 @@ def log_probability_difference(
 
     Over batch_size texts of seq / batch_size up to seq tokens, which the model itself makes in float32.
     """
-    hparams, weights = load_weights(path)
+    hparams, weights, _ = load_weights(path)
     seq = min(seq, hparams.n_ctx)
     noise = np.random.default_rng(0).random([seq, batch_size])
     start = [[hparams.n_vocab - 1]] * batch_size

@@ -70,7 +70,7 @@ def measure_training(
 
     A peer that is not installed, or cannot, is logged and left out.
     """
-    hparams, weights = load_weights(path)
+    hparams, weights, _ = load_weights(path)
     for name in plan.peers:
         if name not in TRAINING:
             log.info("%s is left out: it does not train", name)

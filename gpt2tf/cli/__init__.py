@@ -21,8 +21,13 @@ COMMANDS = {
 }
 
 
-def main(command: str | None = None, argv: list[str] | None = None) -> None:
-    """Run `gpt2tf`, or the script of one command, and exit. argv: the words after the name; sys.argv's if None."""
+def main(argv: list[str] | None = None, *, command: str | None = None) -> None:
+    """Run `gpt2tf`, or the script of one command, and exit.
+
+    argv: the words after the name, which a program gives that calls this; then it ends in SystemExit with the exit
+    code, or in KeyboardInterrupt, and leaves everything else of the program as it was. None is for a process that does
+    nothing else: the words are those of sys.argv, SIGTERM and SIGHUP are heard as Ctrl-C is, and the process ends.
+    """
     process.run(lambda words: _parser(command, words), argv)
 
 
@@ -42,4 +47,7 @@ def _parser(command: str | None, words: list[str]) -> process.Parser:
 
 def _add_flags(command: str, parser: process.Parser) -> None:
     module, _, function = COMMANDS[command][1].partition(":")
-    getattr(importlib.import_module(module), function)(parser)
+    try:
+        getattr(importlib.import_module(module), function)(parser)
+    except ImportError as error:
+        parser.exit(1, f"{parser.prog}: {process.one_line(error)}\n")

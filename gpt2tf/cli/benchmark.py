@@ -99,6 +99,7 @@ def run(args) -> None:
             checks.check_window(n_ctx, args.prompt_length, args.length)
         except ValueError as error:
             raise UsageError(str(error)) from None
+    print(end="")  # raises where stdout is closed, before minutes are spent
     silence_tensorflow()
     for handler in logging.getLogger("gpt2tf").handlers:  # those of this run of the command
         handler.addFilter(lambda record: record.name != "gpt2tf.checkpoint")  # a model is loaded for each row

@@ -24,10 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.files import clean, naming, opened
+from gpt2tf.cli.terminal import asked_prompts
+from gpt2tf.files import clean, opened
 from gpt2tf.locate import ModelFiles
+from gpt2tf.train.reader import read_text
 
-ASK = "Model prompt >>> "  # openai/gpt-2 src/interactive_conditional_samples.py:74
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
 CHUNK = 32  # and where only --stop may end a batch early
 IN_JSON = ("seed", "model_name", "dtype", "length", "temperature", "top_k", "top_p", "batch_size", "stop", "truncate")
@@ -99,7 +100,7 @@ def run(args) -> None:
     if args.interactive:
         with opened(args.output, sys.stdout) as out:
             session.load()
-            for prompt in _asked_prompts():
+            for prompt in asked_prompts():
                 try:
                     context = session.context(prompt)
                 except UsageError as error:
@@ -119,7 +120,7 @@ class Session:
     """One run of the command: the flags, the model, and how far its random stream has come."""
 
     def __init__(self, args):
-        from encoder import END_OF_TEXT
+        from gpt2tf import encoder
 
         self.args = args  # what they leave open is filled in: length here, seed before the first sample
         self.files = ModelFiles.find(args.model_name, args.models_dir)
@@ -128,8 +129,8 @@ class Session:
         if self.hparams is None:  # the sizes are to be read off the weights
             self.load()
             self.hparams = self.generators[0].hparams
-        self.enc = self.files.vocabulary(self.hparams.n_vocab)
-        self.end_of_text = self.enc.encoder[END_OF_TEXT]
+        self.enc = self.files.encoder(self.hparams.n_vocab)
+        self.end_of_text = self.enc.encoder[encoder.END_OF_TEXT]
         self.conditional = args.interactive or args.prompt is not None or args.prompt_file is not None
         if args.length is None:
             args.length = self.hparams.n_ctx // 2 if self.conditional else self.hparams.n_ctx
@@ -243,8 +244,7 @@ class Sample:
         if self._end in tokens:
             tokens, last = tokens[: tokens.index(self._end)], True
         self.tokens += tokens
-        raw = bytes(self._enc.byte_decoder[char] for token in tokens for char in self._enc.decoder[token])
-        text, stop = self._waiting + self._decoder.decode(raw, last), self._stop
+        text, stop = self._waiting + self._decoder.decode(self._enc.decode_bytes(tokens), last), self._stop
         if stop and stop in text:
             self.text += text[: text.index(stop)]
             fewest = bisect.bisect_left(
@@ -312,39 +312,11 @@ def _given_prompt(args) -> str | None:
         prompt = args.prompt and clean(args.prompt)
     else:
         if args.prompt_file == "-":
-            with naming("stdin"):
-                raw = sys.stdin.buffer.read() if sys.stdin else b""
+            text = read_text(sys.stdin.buffer, "stdin") if sys.stdin else ""
         else:
             with open(args.prompt_file, "rb") as file:
-                raw = file.read()
-        prompt = clean(raw).removesuffix("\n").removesuffix("\r")
+                text = read_text(file, args.prompt_file)
+        prompt = text.removesuffix("\n")
     if prompt == "":
         raise UsageError("the prompt is empty; leave it out to sample without one")
     return prompt
-
-
-def _asked_prompts() -> Iterator[str]:
-    """The lines of stdin that are not empty, asked for one by one, to its end."""
-    while (line := _ask()) is not None:
-        if prompt := line.removesuffix("\n").removesuffix("\r"):
-            yield prompt
-        else:
-            print("Prompt should not be empty!", file=sys.stderr)
-
-
-def _ask() -> str | None:
-    """One line of stdin with its newline, or None at its end."""
-    if sys.stdin is None:
-        return None
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        try:
-            return clean(input(ASK)) + "\n"  # with the line editing of the terminal
-        except EOFError:
-            print()
-            return None
-    print(ASK, end="", file=sys.stderr, flush=True)
-    with naming("stdin"):
-        line = sys.stdin.buffer.readline()
-    if not (line and sys.stdin.isatty()):
-        print(file=sys.stderr)  # nobody's Enter has ended the line of the question
-    return clean(line) if line else None

@@ -11,7 +11,9 @@ import functools
 import logging
 import os
 import re
+import reprlib
 import shlex
+import signal
 import sys
 import tempfile
 import threading
@@ -22,12 +24,12 @@ from tqdm import tqdm
 
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.files import locked
+from gpt2tf.files import LONGEST_NAME, locked
 from gpt2tf.hparams import HParams, read_hparams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.names import parameter_count
 from gpt2tf.train.memory import training_bytes
-from gpt2tf.train.settings import EMBEDDINGS, Settings
+from gpt2tf.train.settings import ALL_BUT_LAYERS, Settings
 from gpt2tf.train.start import Job, read_corpus, start
 
 LINE_EVERY = 100  # updates between two lines, where no validation loss is due
@@ -47,10 +49,10 @@ def add_finetune_flags(parser) -> None:
     parser.add_argument(
         "--only_train_transformer_layers",
         action="store_const",
-        const=EMBEDDINGS,
+        const=ALL_BUT_LAYERS,
         dest="freeze",
         default=argparse.SUPPRESS,
-        help=f"the same as --freeze {EMBEDDINGS}",
+        help=f"the same as --freeze {ALL_BUT_LAYERS}",
     )
     parser.set_defaults(hparams=None)
 
@@ -73,12 +75,13 @@ def _common_flags(parser) -> None:
         "data",
         type=flags.some,
         metavar="DATA",
-        help="a text file, a folder of them, a .jsonl or .csv with a column of text, or an encoded .npz or .npy",
+        help="a text file, a .jsonl, .json, .csv or .tsv with a column of text, .gz of any, or encoded .npz or .npy; "
+        "or a folder or a quoted pattern ('data/*.npz') of them",
     )
     flag("--run_name", type=_run_name, required=True, help="the new model's name: its folder in models_dir")
     flags.models_dir(parser)
     flag("--resume", action="store_true", help="resume the run from its last save, with its settings")
-    flag("--text_column", type=flags.some, default="text", help="the column of .jsonl and .csv (%(default)s)")
+    flag("--text_column", type=flags.some, help="the column of .jsonl, .csv and their kin (text)")
     types = typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
         options = {"help": field.metadata["help"], "default": argparse.SUPPRESS}
@@ -98,6 +101,11 @@ def _common_flags(parser) -> None:
 def _run_name(name):
     if not name or re.search(r"[/\\\x00]", name) or name in (".", ".."):
         raise argparse.ArgumentTypeError(f"{name!r} is no name of a folder in models_dir")
+    size = len(os.fsencode(name))
+    if size > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(name)} is {size} bytes long; the name of a folder has at most {LONGEST_NAME}"
+        )
     return name
 
 
@@ -117,20 +125,21 @@ def run(args) -> None:
         corpus = read_corpus(job, own_folder)
         silence_tensorflow()
         training = interruptible(_start, args, job, corpus)
-        stopping, here = threading.Event(), threading.Event()
+        stopping, heard = threading.Event(), []
 
-        def interrupted():
-            log.warning("stopping after this update, which is saved; Ctrl-C again leaves at once, without saving")
-            here.set()
+        def interrupted(interrupt):
+            again = "SIGTERM" if getattr(interrupt, "signum", None) == signal.SIGTERM else "Ctrl-C"
+            log.warning("stopping after this update, which is saved; %s again leaves at once, without saving", again)
+            heard.append(interrupt)
             stopping.set()
 
         interruptible(_train, training, stopping, interrupted=interrupted)
-    if stopping.is_set() and not here.is_set():
+    if stopping.is_set() and not heard:
         log.info("another worker was interrupted, so all have stopped after the same update, which is saved")
     names = shlex.quote(args.run_name), shlex.quote(args.models_dir)
     log.info("sample from it: gpt2tf sample --model_name %s --models_dir %s", *names)
     if stopping.is_set():
-        raise KeyboardInterrupt
+        raise (heard or [KeyboardInterrupt])[0]
 
 
 def _job(args) -> Job:
@@ -207,6 +216,4 @@ class _Lines:
         except OSError as error:  # a closed pipe, a full disk
             self.lost = True
             log.warning("stdout: %s; training goes on without it", error.strerror or error)
-            if sys.stdout.writable():
-                with open(os.devnull, "w") as null:  # for what is still in its buffer
-                    os.dup2(null.fileno(), sys.stdout.fileno())
+            sys.stdout = open(os.devnull, "w")  # until the command ends; what is in the buffer would fail again

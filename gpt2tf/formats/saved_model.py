@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from gpt2tf.checkpoint import load_model
+from gpt2tf import encoder
 from gpt2tf.checks import MAX_TEMPERATURE, MIN_TEMPERATURE
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.ops import BLOCK, Ops
@@ -37,24 +37,23 @@ SIGNATURE = {
 }
 
 
-def write_saved_model(model: GPT2 | str | os.PathLike, path: str | os.PathLike) -> None:
-    """Write a model, or what `load_model` takes, as the folder of a SavedModel, whole or not at all.
+def write_saved_model(model: GPT2, path: str | os.PathLike) -> None:
+    """Write a model as the folder of a SavedModel, whole or not at all.
 
     Signature logits: tokens [batch, seq] int32 -> logits [batch, seq, n_vocab] float32.
     Signature generate: tokens [batch, seq] int32, padded on the right with anything; lengths [batch] int32, of the
     prompts; noise [length, batch] float64 in [0, 1); temperature float32 (0: arg-max), top_k int32 (0: off), top_p
     float32 (1: off), stop int32 (a token that ends its row, -1: none), scalars -> tokens [batch, length] int32, the new
     ones, -1 behind a stop; lengths [batch] int32, how many each row has.
-    Raises FileExistsError if there is something at path, else as `load_model` does, and OSError where the disk does.
+    Raises FileExistsError if there is something at path, OSError where the disk does.
     """
     refuse_taken(path)
     with appearing(path) as part:
-        net = model if isinstance(model, GPT2) else load_model(model)
         module = tf.Module()
-        module.variables_by_name = {v.path: v.value for v in net.variables}
+        module.variables_by_name = {v.path: v.value for v in model.variables}
         tokens = SIGNATURE["tokens"]
-        logits = tf.function(lambda tokens: {"logits": net(tokens)["logits"]}, [tokens], autograph=False)
-        generate = tf.function(lambda **request: _generate(net, Request(**request)), autograph=False)
+        logits = tf.function(lambda tokens: {"logits": model(tokens)["logits"]}, [tokens], autograph=False)
+        generate = tf.function(lambda **request: _generate(model, Request(**request)), autograph=False)
         signatures = {"logits": logits, "generate": generate.get_concrete_function(**SIGNATURE)}
         try:
             tf.saved_model.save(module, part, signatures)
@@ -79,6 +78,7 @@ def _generate(net: GPT2, request: Request):
     length, batch = tf.unstack(tf.shape(noise))
     slots = tf.range(tf.shape(text)[1])
     n_vocab = net.hparams.n_vocab
+    real = encoder.real_tokens(net.vocabulary, n_vocab)  # beyond them nothing is sampled
 
     def body(place, text, counts, done, finite, past):
         """Runs the tokens in front of `place` that are not in `past` yet, and chooses those at `place`."""
@@ -86,7 +86,7 @@ def _generate(net: GPT2, request: Request):
         logits = tf.pad(lm_output["logits"][:, 0], [[0, 0], [0, -n_vocab % BLOCK]])  # [batch, padded vocab]
         sampling = (place >= lengths) & ~done  # [batch]
         u = tf.gather(tf.transpose(noise), tf.where(sampling, counts, 0), batch_dims=1)  # [batch]
-        token, fine = choose_token(Ops(jit_compile=False), logits, u, n_vocab, options)
+        token, fine = choose_token(Ops(jit_compile=False), logits, u, real, options)
         text = tf.where(sampling[:, None] & (slots == place), token[:, None], text)  # [batch, seq + length]
         counts += tf.cast(sampling, tf.int32)
         done |= sampling & ((token == stop) | (counts == length))

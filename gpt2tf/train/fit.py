@@ -7,6 +7,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from gpt2tf import encoder
 from gpt2tf.hparams import HParams
 from gpt2tf.train.dropout import Rates, row_keys
 from gpt2tf.train.ids import IGNORED, as_ids, refuse_unless
@@ -33,11 +34,11 @@ def cross_entropy(targets, logits):
 class KerasModel(keras.Model):
     """What a GPT2 is to Keras: ids in, {"logits": ..., ...} out, of which losses and metrics see the logits.
 
-    hparams, dropout, recompute: as of GPT2. XLA drops assertions, so a step of fit, evaluate and predict is compiled
-    without the checks of its batch, which stand in front of it.
+    hparams, dropout, recompute, vocabulary: as of GPT2. XLA drops assertions, so a step of fit, evaluate and predict is
+    compiled without the checks of its batch, which stand in front of it.
     """
 
-    def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype):
+    def __init__(self, hparams: HParams, dropout: Rates, recompute: bool, dtype, vocabulary: encoder.Vocabulary | None):
         backend = keras.backend.backend()
         if backend != "tensorflow":
             raise RuntimeError(f"Keras runs on {backend}; set KERAS_BACKEND=tensorflow before it is imported")
@@ -45,6 +46,7 @@ class KerasModel(keras.Model):
         self.hparams = hparams
         self.dropout = dropout
         self.recompute = recompute
+        self.vocabulary = vocabulary
         # A bound method is not tracked by Keras, so the generator's state is no variable of the model.
         self._next_seed = keras.random.SeedGenerator().next
 
@@ -52,12 +54,21 @@ class KerasModel(keras.Model):
         """What `model.save` writes and `keras.models.load_model` reads; the weights are written beside it."""
         sizes, rates = dataclasses.asdict(self.hparams), dataclasses.asdict(self.dropout)
         dtype = keras.dtype_policies.serialize(self.dtype_policy)
-        return {"hparams": sizes, "dropout": rates, "recompute": self.recompute, "dtype": dtype}
+        config = {"hparams": sizes, "dropout": rates, "recompute": self.recompute, "dtype": dtype}
+        vocabulary = self.vocabulary and dataclasses.asdict(self.vocabulary)
+        frozen = [v.path for v in self.variables if not v.trainable]
+        return config | {"vocabulary": vocabulary, "frozen": frozen}
 
     @classmethod
     def from_config(cls, config):
-        sizes, rates = HParams(**config["hparams"]), Rates(**config["dropout"])
-        return cls(**config | {"hparams": sizes, "dropout": rates})
+        config = {"vocabulary": None, "frozen": []} | config
+        config["hparams"], config["dropout"] = HParams(**config["hparams"]), Rates(**config["dropout"])
+        config["vocabulary"] = config["vocabulary"] and encoder.Vocabulary(**config["vocabulary"])
+        frozen = config.pop("frozen")
+        model = cls(**config)
+        for variable in model.variables:
+            variable.trainable = variable.path not in frozen
+        return model
 
     @property
     def input_dtype(self):

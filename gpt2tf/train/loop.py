@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from encoder.encoder import END_OF_TEXT
+from gpt2tf import encoder
+from gpt2tf.checkpoint import first_line, name_for_tensorflow
 from gpt2tf.devices import from_workers, losing_workers, running_out_of_memory
 from gpt2tf.generate import Generator
 from gpt2tf.train import saves
@@ -181,7 +182,7 @@ class Run:
         hparams = self.trainer.model.hparams
         length = min(self.settings.sample_length, hparams.n_ctx)
         seed = (self.settings.seed + self.step) % 2**32
-        start = [self.corpus.enc.encoder[END_OF_TEXT]]
+        start = [self.corpus.enc.encoder[encoder.END_OF_TEXT]]
         if self._generator is None:
             self._generator = Generator(self.trainer.model)
         else:  # a new one would be compiled again, and what is compiled is never freed
@@ -214,7 +215,7 @@ class _Scalars:
     def __init__(self, folder: str | os.PathLike):
         self.folder = os.path.join(folder, LOGS)
         with self._naming():
-            self.writer = tf.summary.create_file_writer(self.folder)
+            self.writer = tf.summary.create_file_writer(name_for_tensorflow(self.folder))
 
     def write(self, report: Report) -> None:
         if self.writer is None:
@@ -235,6 +236,6 @@ class _Scalars:
     def _naming(self):
         try:
             yield
-        except tf.errors.OpError as error:
-            reason = error.message.splitlines()[0].split("}} ")[-1]
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            reason = first_line(error, os.path.abspath(self.folder))
             raise OSError(f"cannot write {self.folder}: {reason}") from None

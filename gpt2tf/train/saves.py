@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from gpt2tf.checkpoint import SCRATCH, save_checkpoint, write_state
-from gpt2tf.files import naming, replacing
+from gpt2tf.files import naming, refuse_pointer, replacing
 from gpt2tf.locate import find_prefix
 from gpt2tf.model import GPT2
 from gpt2tf.train.settings import Settings
 from gpt2tf.train.tokens import DAMAGE
 
 RECORD = "record"
+BEFORE = {"epsilon": 1e-7}  # what saves had that lack the setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +93,12 @@ def read_saved(folder: str | os.PathLike) -> Saved:
     if step is None:
         raise FileNotFoundError(f"{folder} holds no run to resume; leave --resume out to start one")
     path = os.path.join(folder, f"training-{step}.npz")
+    refuse_pointer(path)
     try:
         with np.load(path) as arrays:
             record = json.loads(str(arrays[RECORD]))
             state = [arrays[name] for name in sorted(set(arrays.files) - {RECORD})]
-        return Saved(Settings(**record["settings"]), record["corpus"], record["progress"], state)
+        return Saved(Settings(**BEFORE | record["settings"]), record["corpus"], record["progress"], state)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} is missing, without which the run cannot go on as it would have; start a new one from "

@@ -16,7 +16,9 @@ OPTIMIZERS = ("adamw", "adafactor")
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("one", "mirrored", "multiworker")
 EMBEDDINGS = "embeddings"  # wte and wpe
+ALL_BUT_LAYERS = f"{EMBEDDINGS},ln_f"  # what --only_train_transformer_layers freezes, as in nshepperd/gpt-2
 LARGEST = 1e30  # far above any use, and float32 still has room above it
+SMALLEST = 1e-30  # far below any use, and above what float32 rounds to 0, which would divide 0 by 0
 
 count = at_least(0, checks.MAX_INT32)
 positive = at_least(1, checks.MAX_INT32)
@@ -78,6 +80,7 @@ class Settings:
     optimizer: str = setting("adamw", "adafactor keeps almost no state, for the large models", one_of(OPTIMIZERS))
     beta_1: float = setting(0.9, "of AdamW", fraction)
     beta_2: float = setting(0.999, "of AdamW", fraction)
+    epsilon: float = setting(1e-8, "of AdamW, beside the root of the second moments", at_least(SMALLEST, LARGEST))
     weight_decay: float = setting(0.01, "of the matrices, times the learning rate", amount)
     clip: float = setting(1.0, "largest norm of all gradients together; 0 is off", amount)
     dropout: float = setting(0.1, "share that is dropped where GPT-2 was trained so; 0 is off", fraction)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import glob
 import logging
 import os
 import re
@@ -20,20 +21,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import encoder
+from gpt2tf import encoder
 from gpt2tf.cluster import read_cluster
+from gpt2tf.files import refuse_pointer
 from gpt2tf.hparams import HParams
 from gpt2tf.locate import ModelFiles
+from gpt2tf.train.rows import has_rows
 from gpt2tf.train.settings import Settings
-from gpt2tf.train.text import find_files
-from gpt2tf.train.tokens import Corpus, encode_corpus, is_encoded, open_tokens
+from gpt2tf.train.text import TOKENS, find_files, is_encoded
+from gpt2tf.train.tokens import Corpus, encode_corpus, join_tokens, open_tokens
 
 if TYPE_CHECKING:
     from gpt2tf.model import GPT2
     from gpt2tf.train.loop import Run
     from gpt2tf.train.saves import Saved
 
-TOKENS = "tokens.npy"  # in the folder of the run
 BLOCK = 2**24  # tokens in a part of the checksum
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,11 @@ log = logging.getLogger(__name__)
 class Job:
     """The description of a run to start.
 
-    data: a text file or a folder of them, as for `find_files`, or a file of encoded tokens.
+    data: text or encoded tokens: a file, a folder or a pattern, as for `find_files`.
     folder: of the run, which becomes a model.
     source: the sizes of a new model, or the files of a model to finetune; None resumes the run in the folder.
     settings: fields of `Settings`. A resumed run takes the others from its save, except strategy, which is then "one".
-    text_column: of .jsonl and .csv files.
+    text_column: of .jsonl, .csv and their kin; "text" if it is None.
     files: of the model to go on from, which is found here; None for a new one.
     chief: whether this process writes the files of the run; of several workers only the first one does.
 
@@ -59,7 +61,7 @@ class Job:
     folder: str | os.PathLike
     source: HParams | ModelFiles | None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    text_column: str = "text"
+    text_column: str | None = None
     files: ModelFiles | None = dataclasses.field(init=False)
     chief: bool = dataclasses.field(init=False)
 
@@ -72,7 +74,8 @@ class Job:
             raise FileExistsError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
         else:
             files = None if isinstance(self.source, HParams) else self.source
-        os.stat(self.data)  # raises for data that is not there, before there is a new folder
+        if not glob.glob(os.fspath(self.data), recursive=True):
+            os.stat(self.data)  # raises for data that is not there, before there is a new folder
         object.__setattr__(self, "files", files)  # the dataclass is frozen
         object.__setattr__(self, "chief", chief)
 
@@ -104,20 +107,28 @@ def read_corpus(job: Job, folder: str | os.PathLike | None = None) -> Corpus:
     """The corpus of a job. Text is encoded once, to a file that a run that is resumed finds in its folder.
 
     folder: where this process writes, for a worker that is not the chief; else it is the job's.
-    Raises ValueError for data that cannot be used, and OSError, as `documents` and `open_tokens` do.
+    Raises ValueError for data that cannot be used, and OSError, as `find_files`, `documents` and `open_tokens` do.
     """
     folder = Path(folder or job.folder)
-    files = None if is_encoded(job.data) else find_files(job.data)  # before there are new files in their folder
+    refuse_pointer(job.data)
+    files = find_files(job.data)  # before there are new files in their folder
+    for file in files:
+        refuse_pointer(file)
+    if job.text_column is not None and not any(map(has_rows, files)):
+        raise ValueError(
+            f"text_column is {job.text_column!r}, but nothing in {job.data} has columns; leave it out, or name .jsonl, "
+            ".ndjson, .json, .csv or .tsv files"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     enc = _vocabulary(job, folder)
     n_vocab, identity = len(enc.encoder), {}
-    if files is None:
-        tokens = open_tokens(job.data, n_vocab)
+    if is_encoded(files[0]):
+        tokens = join_tokens(files, n_vocab)
     else:
         identity["bytes"] = sum(map(os.path.getsize, files))  # a text that changed is noticed before it is encoded
         tokens = None if job.source else _tokens_before(Path(job.folder, TOKENS), n_vocab)
         if tokens is None:
-            tokens = encode_corpus(files, enc, folder / TOKENS, job.text_column)
+            tokens = encode_corpus(files, enc, folder / TOKENS, job.text_column or "text")
     log.info("%s tokens", f"{len(tokens):,}")
     checksum = 0
     for first in range(0, len(tokens), BLOCK):
@@ -131,7 +142,7 @@ def _vocabulary(job: Job, folder: Path) -> encoder.Encoder:
         encoder.write_vocabulary(folder, job.source.n_vocab)
         parent, name = os.path.split(os.path.abspath(folder))
         return encoder.get_encoder(name, parent)
-    return job.files.vocabulary(job.files.hparams and job.files.hparams.n_vocab)
+    return job.files.encoder(job.files.hparams and job.files.hparams.n_vocab)
 
 
 def _tokens_before(path: Path, n_vocab: int):
@@ -166,8 +177,8 @@ def start(job: Job, corpus: Corpus) -> Run:
         model = _make_model(job, settings)
         trainer = Trainer(model, settings, strategy)
     if job.files is None:
-        model.vocabulary = os.path.abspath(job.folder)
-    else:  # of a model without hparams.json the size was not known before
+        model.vocabulary = encoder.read_vocabulary(job.folder)
+    elif job.files.hparams is None:  # the size was not known before
         job.files.check_vocabulary(corpus.enc, model.hparams.n_vocab)
     return Run(trainer, corpus, job.folder, saved=saved, chief=job.chief)
 

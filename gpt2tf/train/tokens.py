@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from tqdm import tqdm
 
-from encoder.encoder import END_OF_TEXT, Encoder
+from gpt2tf import encoder
 from gpt2tf.checks import at_least, fraction
 from gpt2tf.files import replacing
 from gpt2tf.train.text import documents
@@ -30,7 +30,6 @@ DAMAGE = (  # what NumPy and the modules under it raise for a file that is not a
     *(KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-ENCODED = (".npy", ".npz")
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +42,12 @@ class Corpus:
     """
 
     tokens: np.ndarray
-    enc: Encoder
+    enc: encoder.Encoder
     identity: Mapping[str, int]
 
 
 def encode_corpus(
-    files: list[str], enc: Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
+    files: list[str], enc: encoder.Encoder, target: str | os.PathLike, text_column: str = "text", progress: bool = True
 ) -> np.ndarray:
     """Encode files to the .npy file `target`, and return its tokens as `open_tokens` does.
 
@@ -57,7 +56,7 @@ def encode_corpus(
     progress: a bar of the bytes read, if stderr is a terminal.
     The file gets its name when it is complete; an interrupted call leaves nothing behind.
     """
-    n_vocab, end = len(enc.encoder), enc.encoder[END_OF_TEXT]
+    n_vocab, end = len(enc.encoder), enc.encoder[encoder.END_OF_TEXT]
     dtype = _dtype(n_vocab)
     size = sum(os.path.getsize(file) for file in files)
     bar = tqdm(desc="Encoding", total=size, unit="B", unit_scale=True, disable=None if progress else True)
@@ -71,11 +70,6 @@ def encode_corpus(
             file.write(np.asarray([end], dtype))
         _write_header(file, dtype, (file.tell() - start) // dtype.itemsize)
     return open_tokens(target, n_vocab)
-
-
-def is_encoded(path: str | os.PathLike) -> bool:
-    """Whether DATA is already encoded, by its name: a .npy or .npz file."""
-    return os.fspath(path).lower().endswith(ENCODED) and not os.path.isdir(path)
 
 
 def open_tokens(path: str | os.PathLike, n_vocab: int) -> np.ndarray:
@@ -103,6 +97,15 @@ def open_tokens(path: str | os.PathLike, n_vocab: int) -> np.ndarray:
     for first in range(0, count, BLOCK):
         _check_ids(tokens[first : first + BLOCK], first, n_vocab, path)
     return tokens
+
+
+def join_tokens(files: list[str], n_vocab: int) -> np.ndarray:
+    """Tokens of shape [tokens] from files of `open_tokens`, in their order: of several in memory, as one array.
+
+    Raises as `open_tokens` does.
+    """
+    parts = [open_tokens(file, n_vocab) for file in files]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=_dtype(n_vocab), casting="unsafe")  # [tokens]
 
 
 def split(tokens: np.ndarray, window: int, validation: float = 0.1) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,11 @@ def make_optimizer(settings: Settings, variables: list[keras.Variable]) -> keras
         optimizer = Adafactor(schedule, weight_decay=settings.weight_decay)
     else:
         optimizer = keras.optimizers.AdamW(
-            schedule, beta_1=settings.beta_1, beta_2=settings.beta_2, weight_decay=settings.weight_decay
+            schedule,
+            beta_1=settings.beta_1,
+            beta_2=settings.beta_2,
+            epsilon=settings.epsilon,
+            weight_decay=settings.weight_decay,
         )
     optimizer.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
     optimizer.build(variables)

@@ -20,8 +20,8 @@ JOB = ("float32", [[1, 2], [3, 4]], 40, "cpu")
 
 
 @pytest.fixture
-def log(caplog, monkeypatch):
-    return log_of_bench(caplog, monkeypatch)
+def log(caplog):
+    return log_of_bench(caplog)
 
 
 @pytest.fixture
@@ -147,7 +147,6 @@ def test_every_peer_has_an_engine_which_names_the_modules_that_it_lacks():
 
 
 def test_the_model_comes_to_the_engines_as_it_is(folder, tiny):
-    encoder.write_vocabulary(folder, TINY.n_vocab)
     found = engines.Model(folder)
     assert vars(found.hparams) == dataclasses.asdict(TINY)
     assert sorted(found.weights) == sorted(v.path for v in tiny.variables)

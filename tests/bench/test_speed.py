@@ -65,8 +65,8 @@ def test_our_engine_is_compiled_and_packed_when_it_is_loaded(monkeypatch):
 
 
 @pytest.fixture
-def log(caplog, monkeypatch):
-    return log_of_bench(caplog, monkeypatch)
+def log(caplog):
+    return log_of_bench(caplog)
 
 
 @pytest.fixture

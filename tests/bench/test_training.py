@@ -18,7 +18,7 @@ TOYS = pathlib.Path(__file__).parents[1] / "toy_engines.py"
 
 
 def test_an_update_beside_the_peers(monkeypatch, caplog, tmp_path):
-    ours, log = [], log_of_bench(caplog, monkeypatch)
+    ours, log = [], log_of_bench(caplog)
 
     def make(path, tokens):
         ours.append(tokens)

@@ -25,7 +25,7 @@ def run(monkeypatch, capsys):
 
     def run(*argv):
         with pytest.raises(SystemExit) as left:
-            cli.main(argv=["benchmark", *MODEL, *argv])
+            cli.main(["benchmark", *MODEL, *argv])
         return left.value.code or 0, *capsys.readouterr()
 
     return run

@@ -1,20 +1,16 @@
 """`sample.py` as a process: signals, pipes, terminals, locales, what it imports, and how soon it answers."""
 
 import contextlib
-import fcntl
 import os
-import pty
-import select
 import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
 from recorded import GOLDEN
+from terminal import PATIENCE, PseudoTerminal, until
 
 SCRIPT = GOLDEN.parent.parent / "sample.py"
 TINY = GOLDEN / "tiny-a"
@@ -22,7 +18,6 @@ SAMPLE = [sys.executable, str(SCRIPT), "--model_name", str(TINY), "--seed=1", "-
 HEADER = b"======================================== SAMPLE 1 ========================================\n"
 FOUR = HEADER + b' $ into""\n'  # the first four tokens of the original at seed 1
 LOADING = f"sample.py: loading {TINY / 'model.ckpt'}\n".encode()
-PATIENCE = 60  # seconds; only a failing test waits so long
 BARE = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_", "PYTHON", "LC_"))}
 
 
@@ -36,41 +31,9 @@ def shell(tail, cwd):
     return subprocess.run(["bash", "-c", command], env=BARE, cwd=cwd, capture_output=True, timeout=PATIENCE)
 
 
-def until(condition):
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < PATIENCE
-        time.sleep(0.02)
-
-
-class Terminal:
-    """A pseudo-terminal: what a user types, and everything that was shown."""
-
-    def __init__(self):
-        self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # a bar needs some room
-        self.shown = b""
-
-    def type(self, keys):
-        os.write(self.master, keys)
-
-    def read_until(self, text):
-        def is_shown():
-            with contextlib.suppress(OSError):  # the other side is gone
-                while select.select([self.master], [], [], 0.05)[0]:
-                    self.shown += os.read(self.master, 4096)
-            return text in self.shown
-
-        until(is_shown)
-
-    def close(self):
-        os.close(self.master)
-        os.close(self.slave)
-
-
 @pytest.fixture
 def terminal():
-    with contextlib.closing(Terminal()) as terminal:
+    with contextlib.closing(PseudoTerminal()) as terminal:
         yield terminal
 
 
@@ -90,7 +53,7 @@ def blocking(packages, tail):
 
 
 def test_help_needs_no_tensorflow(tmp_path):
-    command = "import gpt2tf; from gpt2tf import cli; cli.main('sample')"
+    command = "import gpt2tf; from gpt2tf import cli; cli.main(command='sample')"
     run = blocking(["tensorflow", "keras", "numpy", "regex", "tqdm", "requests"], command)
     asked = subprocess.run([*run, "--help"], cwd=tmp_path, capture_output=True, check=True)
     assert b"--interactive" in asked.stdout and asked.stderr == b""
@@ -149,7 +112,7 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
     scratch.mkdir()
     code = (
         "import threading, time; from gpt2tf import cli;"
-        "threading.Thread(target=time.sleep, args=[600]).start(); cli.main('sample')"
+        "threading.Thread(target=time.sleep, args=[600]).start(); cli.main(command='sample')"
     )
     flags = ["--model_name", str(model), *SAMPLE[4:]]
     run = subprocess.run(
@@ -161,6 +124,32 @@ def test_the_end_waits_for_nobody_and_leaves_no_temporary_folder(tmp_path):
     )
     assert (run.returncode, run.stdout) == (0, FOUR)
     assert os.listdir(scratch) == []
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["sample", "--help"], ["train", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("where, why", [(">&-", "stdout is closed"), (">/dev/full", "stdout: No space left on device")])
+def test_a_help_that_gets_lost(tmp_path, flags, where, why):
+    command = shlex.join([sys.executable, "-m", "gpt2tf", *flags])
+    env = BARE | {"PYTHONPATH": str(SCRIPT.parent)}
+    run = subprocess.run(["bash", "-c", f"{command} {where}"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", f"gpt2tf: {why}\n")
+
+
+@pytest.mark.parametrize("tail", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_bad_usage_that_nobody_reads(tmp_path, tail):
+    assert shell(f"--nope {tail}", tmp_path).returncode == shell(f"--length=-1 {tail}", tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("tail", ["2>&-", "2>/dev/full", "<&-"])
+def test_samples_without_the_other_streams(tmp_path, tail):
+    run = shell(tail, tmp_path)
+    assert (run.returncode, run.stdout) == (0, FOUR)
+
+
+def test_output_to_a_full_disk(tmp_path):
+    run = shell("--output /dev/full", tmp_path)
+    assert (run.returncode, run.stdout) == (1, b"")
+    assert run.stderr == LOADING + b"sample.py: /dev/full: No space left on device\n"
 
 
 @pytest.mark.timing
@@ -177,16 +166,29 @@ def test_ctrl_c_while_tensorflow_is_imported(tmp_path):
     assert (tmp_path / "samples").read_text() == "old" and os.listdir(tmp_path) == ["samples"]
 
 
-def test_ctrl_c_while_sampling_keeps_whole_samples(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_sampling_keeps_whole_samples(tmp_path, number):
     flags = ["--nsamples=0", "--output=samples"]
     process = start(*flags, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     part = tmp_path / f"samples.{process.pid}.part"
     until(lambda: part.exists() and part.stat().st_size)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.communicate(timeout=PATIENCE) == (b"", LOADING)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert (tmp_path / "samples").read_bytes().startswith(FOUR)
     assert len((tmp_path / "samples").read_bytes().splitlines()) % 2 == 0
+    assert os.listdir(tmp_path) == ["samples"]
+
+
+def test_nohup_stays(tmp_path):
+    """What was ignored when the process started is ignored."""
+    ignored = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    process = start("--nsamples=0", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **ignored)
+    assert process.stdout.read(len(FOUR)) == FOUR
+    process.send_signal(signal.SIGHUP)
+    assert len(process.stdout.read(2**14)) == 2**14
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=PATIENCE)[1] == LOADING and process.returncode == 143
 
 
 def test_terminal_asks_answers_and_ends_by_ctrl_c(tmp_path, terminal):

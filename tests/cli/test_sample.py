@@ -1,6 +1,7 @@
 """`sample.py` from flags to text. test_sample_errors.py has what it refuses, test_process.py its surroundings."""
 
 import atexit
+import gzip
 import json
 
 import numpy as np
@@ -62,7 +63,17 @@ def test_what_is_not_text_is_replaced(sample, text):
 
 @pytest.mark.parametrize(
     "content, prompt",
-    [(b"hello\n", "hello"), (b"hello\r\n", "hello"), (b"a\n\n", "a\n"), (b"caf\xe9", "caf\ufffd"), (b"\n\n", "\n")],
+    [
+        *[
+            (b"hello\n", "hello"),
+            (b"hello\r\n", "hello"),
+            (b"a\n\n", "a\n"),
+            (b"caf\xe9", "caf\ufffd"),
+            (b"\n\n", "\n"),
+        ],
+        *[(b"a\r\nb\rc\r\n", "a\nb\nc"), (b"\xef\xbb\xbfa\r\n\r\n", "a\n")],
+        *(("\ufeffé\r\n日🤗\r\n".encode(encoding), "é\n日🤗") for encoding in ("utf-16-le", "utf-16-be", "utf-32-le")),
+    ],
 )
 def test_prompt_file_and_stdin(sample, stdin, tmp_path, content, prompt):
     (tmp_path / "prompt").write_bytes(content)
@@ -71,6 +82,12 @@ def test_prompt_file_and_stdin(sample, stdin, tmp_path, content, prompt):
     assert sample(*FOUR, "--format=jsonl", "--prompt-file", "-") == from_file
     assert json.loads(from_file[1])["prompt"] == prompt
     assert ("U+FFFD" in from_file[2]) == ("\ufffd" in prompt)
+
+
+def test_a_packed_prompt(sample, tmp_path):
+    (tmp_path / "prompt.txt.gz").write_bytes(gzip.compress("a\r\né\r\n".encode("utf-16")))
+    out = sample(*FOUR, "--format=jsonl", "--prompt_file", tmp_path / "prompt.txt.gz")[1]
+    assert json.loads(out)["prompt"] == "a\né"
 
 
 def test_piped_prompts_are_answered_one_by_one(sample, stdin):
@@ -270,4 +287,4 @@ def test_a_program_that_calls_the_command_keeps_its_own_way_out(monkeypatch, cap
     """Whatever the command ends with, the functions that the program wants called when it exits are not called yet."""
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: pytest.fail("the program's exit functions were called"))
     with pytest.raises(SystemExit):
-        cli.main("sample", flags)
+        cli.main(flags, command="sample")

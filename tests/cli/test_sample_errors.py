@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
+from checkpoint_files import copy_tiny, write_checkpoint
 from command import FOUR, FOUR_TEXT, LONG, MODEL, header
-from recorded import GOLDEN
 
 import encoder
 from gpt2tf.cli import sample as cli_sample
@@ -107,13 +107,9 @@ def test_model_called_by_path(sample, folder, name):
 
 
 def test_weights_that_are_not_numbers(sample, tmp_path, tiny):
-    from gpt2tf import GPT2, save_checkpoint
-
     values = {v.path: v.numpy() for v in tiny.variables}
     values["model/ln_f/g"] = values["model/ln_f/g"] * float("nan")
-    model = GPT2(tiny.hparams, initial_value=lambda name, shape: values[name])
-    model.vocabulary = str(GOLDEN / "tiny-a")
-    save_checkpoint(model, tmp_path / "nan")
+    write_checkpoint(copy_tiny(tmp_path / "nan") / "model.ckpt", values)
     kept = tmp_path / "kept"
     kept.write_text("old")
     flags = ["--length=4", "--seed=1", "--output", kept]
@@ -143,6 +139,19 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(refused, tmp_p
 
 def test_output_onto_a_full_disk(sample):
     assert sample(*FOUR, "--output=/dev/full") == (1, "", "sample.py: /dev/full: No space left on device\n")
+
+
+def test_a_prompt_in_another_encoding(refused, stdin, tmp_path):
+    raw = "Am frühen Morgen hörte er die Vögel über den Dächern.".encode("latin-1")
+    (tmp_path / "a.txt").write_bytes(raw)
+    (tmp_path / "a.gz").write_bytes(raw)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
+    stdin(raw)
+    looks = "is not UTF-8, but looks like WINDOWS-1252; convert it: iconv -f WINDOWS-1252 -t UTF-8"
+    assert refused(*FOUR, "--prompt_file=-") == (1, f"stdin {looks}")
+    for name, line in (("a.txt", looks), ("a.gz", "is damaged ("), ("a.png", "is not text, it holds zero bytes")):
+        code, said = refused(*FOUR, "--prompt_file", tmp_path / name)
+        assert code == 1 and said.startswith(f"{tmp_path / name} {line}")
 
 
 def test_unreadable_prompt_file(refused, tmp_path):

@@ -1,6 +1,7 @@
 """`gpt2tf train` and `gpt2tf finetune` from flags to a model that `sample.py` opens."""
 
 import dataclasses
+import gzip
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from command import leaving
 from recorded import GOLDEN
 from training import ONE_LAYER, assert_same, values
 
@@ -28,6 +30,7 @@ from gpt2tf.hparams import write_hparams
 from gpt2tf.train import saves
 from gpt2tf.train.loop import Run
 from gpt2tf.train.settings import Settings
+from gpt2tf.train.tokens import Windows
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 30
 QUICK = ["--steps=4", "--batch_size=2", "--window=8", "--evaluate_every=2", "--seed=1"]
@@ -45,17 +48,11 @@ def place(tmp_path):
 def gpt2tf(monkeypatch, capsys, place, eagerly):
     """Runs a command of `gpt2tf` on the text of `place`, into its folder: (exit code, stdout, stderr)."""
 
-    def leave_at_once(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave_at_once)
     monkeypatch.setattr(encoder, "write_vocabulary", _write_vocabulary(encoder.write_vocabulary))
 
     def run(command, *flags, data="text.txt", name="new"):
         words = [command, place / data, "--models_dir", place, "--run_name", name, *flags]
-        with pytest.raises(SystemExit) as left:
-            cli.main(None, list(map(str, words)))
-        return left.value.code or 0, *capsys.readouterr()
+        return leaving(cli.main, list(map(str, words))), *capsys.readouterr()
 
     return run
 
@@ -137,13 +134,56 @@ def test_finetuning_lowers_the_validation_loss(gpt2tf, place, sample):
     assert code == 0
 
 
-def test_only_train_transformer_layers_freezes_the_embeddings(gpt2tf, place):
+def adamw(model, batches, rate, warmup, steps):
+    """Trains by TensorFlow 1's formula of Adam with the defaults of `finetune`, in float64: its decay, clip, schedule.
+
+    Yields the weights after each update.
+    """
+    beta_1, beta_2, epsilon, decay, final = 0.9, 0.999, 1e-8, 0.01, 0.1
+    weights = {name: value.astype(np.float64) for name, value in values(model).items()}
+    m, s = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+    for step, tokens in enumerate(batches):
+        with tf.GradientTape() as tape:
+            logits = model(tokens[:, :-1])["logits"]
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tokens[:, 1:], logits))
+        found = tape.gradient(loss, [v.value for v in model.variables])
+        g = {v.path: tf.convert_to_tensor(x).numpy().astype(float) for v, x in zip(model.variables, found, strict=True)}
+        norm = np.sqrt(sum((x**2).sum() for x in g.values()))
+        assert norm > 1
+        done = (step - warmup) / (steps - warmup)
+        cosine = final + (1 - final) * (1 + np.cos(np.pi * done)) / 2
+        now = rate * ((step + 1) / (warmup + 1) if step < warmup else cosine)
+        for v in model.variables:
+            name = v.path
+            m[name] += (1 - beta_1) * (g[name] / norm - m[name])
+            s[name] += (1 - beta_2) * ((g[name] / norm) ** 2 - s[name])
+            if len(v.shape) > 1:
+                weights[name] -= now * decay * weights[name]
+            corrected = now * np.sqrt(1 - beta_2 ** (step + 1)) / (1 - beta_1 ** (step + 1))
+            weights[name] -= corrected * m[name] / (np.sqrt(s[name]) + epsilon)
+            v.assign(weights[name])
+    return weights
+
+
+def test_finetuning_is_adamw_as_in_tensorflow_1(gpt2tf, place):
+    flags = ["--steps=5", "--warmup=2", "--learning_rate=1e-3", "--batch_size=2", "--window=16", "--seed=1"]
+    flags += ["--dropout=0", "--validation=0"]
+    assert gpt2tf("finetune", "--model_name", GOLDEN / "tiny-a", *flags)[0] == 0
+    windows = Windows(np.load(place / "new" / "tokens.npy"), 16, 2, seed=1)
+    model = load_model(GOLDEN / "tiny-a", dropout=0.0)
+    expected = adamw(model, map(windows.batch, range(5)), rate=1e-3, warmup=2, steps=5)
+    for name, found in values(load_model(place / "new")).items():
+        if not name.endswith("c_attn/b"):  # the keys' changes nothing: its gradient is rounding
+            assert np.abs(found - expected[name]).max() < 1e-2 * 1e-3, name  # a hundredth of a step
+
+
+def test_only_train_transformer_layers_trains_nothing_else(gpt2tf, place):
     flags = ["--model_name", GOLDEN / "tiny-a", *QUICK, "--steps=1", "--only_train_transformer_layers"]
     assert gpt2tf("finetune", *flags)[0] == 0
     before, after = values(load_model(GOLDEN / "tiny-a")), values(load_model(place / "new"))
     still = {name for name in before if np.array_equal(before[name], after[name])}
-    assert still == {"model/wte", "model/wpe"}
-    assert saves.read_saved(place / "new").settings.freeze == "embeddings"
+    assert still == {"model/wte", "model/wpe", "model/ln_f/g", "model/ln_f/b"}
+    assert saves.read_saved(place / "new").settings.freeze == "embeddings,ln_f"
 
 
 def test_resume_goes_on_with_the_settings_of_the_run(gpt2tf, train, place):
@@ -207,7 +247,7 @@ def test_resume_with_other_tokens_is_refused(gpt2tf, train, place):
 def test_every_setting_is_a_flag_with_help(capsys):
     for command in ("train", "finetune"):
         with pytest.raises(SystemExit):
-            cli.main(None, [command, "--help"])
+            cli.main([command, "--help"])
         out = " ".join(capsys.readouterr().out.split())
         for field in dataclasses.fields(Settings):
             help = field.metadata["help"]
@@ -229,6 +269,7 @@ def test_every_setting_is_a_flag_with_help(capsys):
         (["--weight_decay=1e39"], ["weight_decay is 1e+39; it must be from 0 to 1e+30"]),
         (["--steps=10000000000"], ["steps is 10000000000; it must be from 1 to 2147483647"]),
         (["--sample_length=10000000000"], ["sample_length is 10000000000; it must be from 1 to 2147483647"]),
+        (["--epsilon=0"], ["epsilon is 0.0; it must be 1e-30 or more"]),
         (["--dropout=1"], ["dropout is 1.0; it must be from 0 to below 1"]),
         (["--optimizer=sgd"], ["optimizer is 'sgd'; it must be one of adamw, adafactor"]),
         (["--dtype=int8"], ["dtype is 'int8'; it must be one of float32, bfloat16"]),
@@ -259,7 +300,7 @@ def test_train_needs_sizes_and_a_name(refused, place, capsys):
     assert code == 2 and "give --hparams FILE, the sizes of the new model, or --resume" in line
     for argv, part in (["train", "x"], "--run_name"), (["finetune", "--run_name=x"], "DATA"):
         with pytest.raises(SystemExit, match="2"):
-            cli.main(None, argv)
+            cli.main(argv)
         assert part in capsys.readouterr().err
 
 
@@ -393,6 +434,54 @@ def test_encoded_data_and_columns(train, place):
     assert not (place / "a" / "tokens.npy").exists()
     assert train("--steps=1", "--text_column=story", data="rows.jsonl", name="b")[0] == 0
     assert (place / "b" / "tokens.npy").exists()
+
+
+def test_a_folder_and_a_pattern_of_encoded_files(train, gpt2tf, place):
+    """As in nshepperd/gpt-2 and gpt-2-simple."""
+    (place / "ids").mkdir()
+    np.savez(place / "ids" / "b.npz", np.arange(100, 200))
+    np.savez(place / "ids" / "a.npz", np.arange(100))
+    np.save(place / "one.npy", np.arange(200))
+    for data, name in (("ids", "a"), ("ids/*.npz", "b"), ("one.npy", "c")):
+        assert train("--steps=1", data=data, name=name)[0] == 0
+    assert_same(values(load_model(place / "a")), values(load_model(place / "b")))
+    assert_same(values(load_model(place / "a")), values(load_model(place / "c")))
+    assert gpt2tf("train", "--resume", "--steps=2", data="ids", name="b")[0] == 0
+    code, _, err = gpt2tf("train", "--resume", "--steps=3", data="ids/a.npz", name="b")
+    assert code == 1 and "ids/a.npz is not what" in err.splitlines()[-1]
+
+
+def test_a_column_where_nothing_has_columns_is_refused(refused, train, place):
+    np.save(place / "ids.npy", np.arange(200))
+    (place / "texts").mkdir()
+    (place / "texts" / "a.txt").write_text(TEXT)
+    for data in ("text.txt", "ids.npy", "texts"):
+        for column in ("story", "text"):
+            code, line = refused("train", "--hparams", place / "hparams.json", "--text_column", column, data=data)
+            assert (
+                code == 1 and f"text_column is {column!r}, but nothing in {place / data} has columns; leave it" in line
+            )
+
+
+def test_rows_and_text_in_a_folder(train, gpt2tf, place):
+    """And a .gz that changed is noticed."""
+    (place / "texts").mkdir()
+    (place / "texts" / "a.txt").write_text(TEXT)
+    rows = [{"story": TEXT}, {"story": "the end."}]
+    (place / "texts" / "b.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    assert train("--steps=1", "--text_column=story", data="texts")[0] == 0
+    enc = encoder.get_encoder("new", place)
+    assert enc.decode(np.load(place / "new" / "tokens.npy")) == "<|endoftext|>".join([TEXT, TEXT, "the end.", ""])
+    (place / "texts" / "b.json.gz").write_bytes(gzip.compress(json.dumps(rows[:1]).encode()))
+    code, _, err = gpt2tf("train", "--resume", "--steps=2", data="texts")
+    assert code == 1 and f"{place / 'texts'} is not what {place / 'new'} was trained on" in err.splitlines()[-1]
+
+
+def test_text_in_another_encoding_is_refused(refused, place):
+    (place / "zh.txt").write_bytes(("早上他走到花园里，看见雪已经化了。" * 500).encode("utf-16-le"))
+    code, line = refused("train", "--hparams", place / "hparams.json", data="zh.txt")
+    assert code == 1 and "looks like UTF-16LE; convert it: iconv -f UTF-16LE -t UTF-8" in line
+    assert not any((place / "new").iterdir())
 
 
 def test_each_note_on_a_folder_of_texts_appears_once(train, gpt2tf, place):

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import shutil
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from training import DEFAULTS, LOOP, ONE_LAYER, assert_same, corpus, reset, resume, train, values
 
+import encoder
 from gpt2tf import checkpoint, load_model
 from gpt2tf.checkpoint import Weights, save_checkpoint
 from gpt2tf.locate import find_prefix
@@ -46,7 +48,7 @@ def test_the_folder_is_a_model_and_holds_the_last_save_only(finished, compiled_t
     assert (folder / "checkpoint").read_text() == state
     assert find_prefix(folder) == str(folder / "model-6")
     model = load_model(folder)
-    assert model.hparams == ONE_LAYER and model.vocabulary == str(folder)
+    assert model.hparams == ONE_LAYER and model.vocabulary == encoder.released(300)
     assert_same(values(model), weights)
     save_checkpoint(model, tmp_path / "plain")
     for file in ("index", "data-00000-of-00001"):
@@ -59,6 +61,17 @@ def test_what_is_saved_is_what_is_read(finished, compiled_trainer):
     assert saved.corpus == {"crc32": 7}
     assert saved.progress == {"step": 6, "best": float("inf"), "best_step": 0}
     assert [value.shape for value in saved.state] == [tuple(v.shape) for v in compiled_trainer.optimizer.variables]
+
+
+def test_a_save_from_before_there_was_an_epsilon_has_keras_s(copy):
+    """A resumed run goes on as it was begun."""
+    path = copy / "training-6.npz"
+    with np.load(path) as arrays:
+        arrays = dict(arrays)
+    record = json.loads(str(arrays["record"]))
+    assert record["settings"].pop("epsilon") == saves.read_saved(copy).settings.epsilon == 1e-8
+    np.savez(path, **arrays | {"record": np.array(json.dumps(record))})
+    assert saves.read_saved(copy).settings == Settings(**DEFAULTS | LOOP, epsilon=1e-7)
 
 
 @pytest.mark.parametrize("settings", [{}, {"early_stop": 3, "evaluate_every": 2}], ids=["plain", "early stop"])

@@ -1,6 +1,8 @@
 """Documents of files and folders, against what Python reads from the same bytes at once; pieces against the whole."""
 
 import csv
+import gzip
+import io
 import json
 import logging
 import os
@@ -13,8 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from encoder import get_encoder
+from gpt2tf.train import rows
 from gpt2tf.train import text as corpus
-from gpt2tf.train.text import documents, find_files
+from gpt2tf.train.rows import has_rows
+from gpt2tf.train.text import documents, find_files, is_encoded
 
 ENC = get_encoder()
 FIELD_LIMIT = csv.field_size_limit()  # of the process, before any test
@@ -85,15 +89,16 @@ def test_endless_sequences_are_cut_where_memory_asks_for_it(run, monkeypatch):
     assert "".join(pieces) == run * 100_000 + "<|endof"
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.json", "lines.json", "a.tsv.gz"])
 def test_a_large_file_is_streamed(write, name):
     text = "It was the best of times, " * 400
-    if name == "a.jsonl":
-        content = (json.dumps({"text": text}) + "\n") * 1000
-    else:
-        content = "text\n" + f'"{text}"\n' * 1000
-    path = write(name, content)
-    size = os.path.getsize(path)
+    content = {
+        "a.jsonl": (json.dumps({"text": text}) + "\n") * 1000,
+        "lines.json": (json.dumps({"text": text}, indent=2) + "\n") * 1000,
+        "a.json": "[" + (json.dumps({"text": text}) + ",") * 999 + json.dumps({"text": text}) + "]",
+    }.get(name, "text\n" + f'"{text}"\n' * 1000)
+    path = write(name, gzip.compress(content.encode(), 1) if name.endswith(".gz") else content)
+    size = len(content)
     del content
     tracemalloc.start()
     try:
@@ -121,7 +126,7 @@ def test_files_read_in_small_blocks(tmp_path_factory, text, chunk):
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\0", "").encode())
     whole = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n").split("<|endoftext|>")
     expected = [document for document in whole if not set(document) <= set(" \t\n\x85\xa0")]
-    with mock.patch.object(corpus, "CHUNK", chunk):
+    with mock.patch.object(rows, "CHUNK", chunk):
         if expected:
             assert read(path) == expected
         else:
@@ -188,10 +193,33 @@ def test_a_file_without_text(write, content):
         read(write("a.txt", content))
 
 
-@pytest.mark.parametrize("content", ["text in UTF-16".encode("utf-16"), b"PK\3\4\0\0", b"\x1f\x8b\x08\0"], ids=ascii)
+@pytest.mark.parametrize("content", [b"PK\3\4\0\0", b"\x1f\x8b\x08\0"], ids=ascii)
 def test_a_file_that_is_not_text(write, content):
-    with pytest.raises(ValueError, match="a.gz is not UTF-8 text, it holds zero bytes; unpack it, or save it as UTF-8"):
+    with pytest.raises(ValueError, match="a.txt is not text, it holds zero bytes; unpack it, or save it as UTF-8"):
+        find_files(write("a.txt", content))
+    with pytest.raises(ValueError, match=r"a\.gz is damaged \(.*\); get it again"):
         find_files(write("a.gz", content))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "gb18030"])
+def test_text_in_another_encoding_is_refused_in_a_folder_too(write, encoding):
+    """Its bytes would be learnt as U+FFFD, or the text would be missing."""
+    path = write("data/zh.txt", ("早上他走到花园里，看见雪已经化了。" * 3000).encode(encoding))
+    write("data/a.txt", "text")
+    name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    for data in (path, path.parent):
+        with pytest.raises(
+            ValueError, match=rf"zh\.txt is not UTF-8, but looks like {name}; convert it: iconv -f {name}"
+        ):
+            find_files(data)
+
+
+def test_text_that_does_not_begin_in_another_encoding_is_refused_at_its_end(write):
+    path = write("a.txt", b"plain words, " * 10_000 + "schöne Wörter für später ".encode("latin-1") * 5000)
+    with pytest.raises(
+        ValueError, match=r"a\.txt is not UTF-8 \(20,000 bytes among 255,000 characters are not\); conv"
+    ):
+        read(path)
 
 
 def test_a_file_that_is_missing(tmp_path):
@@ -206,11 +234,60 @@ def test_a_folder_is_read_by_name(write, caplog):
     for name in ["b.txt", "a/z.txt", "a/b/no ending", "c.jsonl", "d.CSV", ".hidden/x.txt", "a/.hidden.txt"]:
         content = {"c.jsonl": '{"text": "c.jsonl"}', "d.CSV": "id,text\n1,d.CSV\n"}.get(name, name)
         write(name, content)
-    folder = write("a/model.npz", b"PK\3\4\0").parent.parent
+    write("f.Json.GZ", gzip.compress(b'[{"text": "f.Json.GZ"}]'))
+    write("g.txt", "\ufeffg.txt".encode("utf-16-be"))
+    folder = write("a/model.bin", b"PK\3\4\0").parent.parent
     write("e.png", b"\x89PNG\0")
-    assert read(folder) == ["a/b/no ending", "a/z.txt", "b.txt", "c.jsonl", "d.CSV"]
+    assert read(folder) == ["a/b/no ending", "a/z.txt", "b.txt", "c.jsonl", "d.CSV", "f.Json.GZ", "g.txt"]
     (note,) = caplog.messages
-    assert "2 files that are not text are left out" in note and "model.npz" in note
+    assert "2 files that are not text are left out" in note and "model.bin" in note
+
+
+def names(path):
+    return [os.path.basename(file) for file in find_files(path)]
+
+
+def test_a_pattern_is_the_files_that_it_matches(write, tmp_path, monkeypatch):
+    for name in ["a1.txt", "a2.txt", "b.txt", "sub/a3.txt", "[a]*.txt"]:
+        write(name, name)
+    monkeypatch.chdir(tmp_path)
+    assert names("a*.txt") == ["a1.txt", "a2.txt"]
+    assert names("**/a*.txt") == ["a1.txt", "a2.txt", "a3.txt"]
+    assert names("[ab]*") == ["a1.txt", "a2.txt", "b.txt"]
+    assert names("[a]*.txt") == ["[a]*.txt"]  # it is there, as it is written
+    assert names("s*") == ["a3.txt"]
+    assert names("**") == ["[a]*.txt", "a1.txt", "a2.txt", "b.txt", "a3.txt"]
+    with pytest.raises(FileNotFoundError, match=r"c\*"):
+        find_files("c*")
+
+
+def test_a_folder_or_pattern_of_encoded_files(write, tmp_path, caplog):
+    for name in ["b.npz", "a.NPY", "sub/c.npz", "d.png", ".hidden.npz"]:
+        write(f"data/{name}", b"\0")
+    assert names(tmp_path / "data") == ["a.NPY", "b.npz", "c.npz"]
+    assert "1 files that are not text are left out" in caplog.text
+    assert names(tmp_path / "data" / "*.npz") == ["b.npz"]
+    assert all(map(is_encoded, find_files(tmp_path / "data")))
+
+
+def test_encoded_files_and_text_do_not_mix(write, tmp_path):
+    """One may be the other, encoded."""
+    write("data/a.txt", "text")
+    write("data/sub/b.npz", b"PK\3\4\0")
+    message = (
+        r"data has encoded tokens \(.*/sub/b\.npz\) beside text \(.*a\.txt\); name one kind of them, such as '(.*)'"
+    )
+    with pytest.raises(ValueError, match=message) as raised:
+        find_files(tmp_path / "data")
+    pattern = str(raised.value).split("'")[1]
+    assert names(pattern) == ["b.npz"] and names(tmp_path / "data" / "*.txt") == ["a.txt"]
+
+
+def test_what_a_run_left_in_a_folder_is_neither(write, tmp_path):
+    write("data/a.txt", "text")
+    write("data/models/new/tokens.npy", b"\0")
+    assert names(tmp_path / "data") == ["a.txt"]
+    assert names(tmp_path / "data" / "models" / "new") == ["tokens.npy"]
 
 
 def test_links_are_followed_but_not_in_circles(write, tmp_path):
@@ -242,16 +319,51 @@ def test_a_folder_of_empty_files(write):
 # Rows
 
 
+def rows_as(kind, texts, newline="\n"):
+    """The bytes of a file of a kind, by Python's own writers."""
+    objects = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    if kind in (".csv", ".tsv"):
+        file = io.StringIO(newline="")
+        writer = csv.writer(file, delimiter="," if kind == ".csv" else "\t", lineterminator=newline)
+        writer.writerows([["id", "text"], *([number, text] for number, text in enumerate(texts)), []])
+        return file.getvalue()
+    if kind == "long .json":
+        return json.dumps(objects)
+    if kind == "wide .json":
+        return json.dumps(objects, indent=2, ensure_ascii=False).replace("\n", newline)
+    if kind == "objects .json":
+        return newline.join(json.dumps(row, indent=2).replace("\n", newline) for row in objects)
+    return newline.join(map(json.dumps, objects))
+
+
+KINDS = [".jsonl", ".ndjson", ".csv", ".tsv", "long .json", "wide .json", "objects .json", "lines .json"]
+
+
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"], ids=ascii)
-@pytest.mark.parametrize("bom", ["", "\ufeff"], ids=ascii)
-def test_rows_of_all_formats_are_the_same_documents(tmp_path, newline, bom):
-    rows = [row.replace("\n", newline) for row in ROWS]
-    (tmp_path / "a.jsonl").write_bytes((bom + newline.join(json.dumps({"text": row}) for row in rows)).encode())
-    with open(tmp_path / "a.csv", "w", encoding="utf-8", newline="") as file:
-        file.write(bom)
-        csv.writer(file, lineterminator=newline).writerows([["text"], *([row] for row in rows), []])
-    (tmp_path / "a.txt").write_bytes((bom + "<|endoftext|>".join(rows)).encode())
-    assert read(tmp_path / "a.jsonl") == read(tmp_path / "a.csv") == read(tmp_path / "a.txt") == ROWS
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_all_formats_are_the_same_documents(write, newline, encoding, kind):
+    raw = rows_as(kind, [row.replace("\n", newline) for row in ROWS], newline).encode(encoding)
+    ending = kind.split()[-1]
+    assert read(write(f"a{ending}", raw)) == ROWS
+    assert read(write(f"A{ending.upper()}.GZ", gzip.compress(raw))) == ROWS
+    assert (
+        read(write("a.txt", (newline + END).join(ROWS).encode(encoding)))
+        == [row + "\n" for row in ROWS[:-1]] + ROWS[-1:]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 2, 7, 50])
+def test_rows_across_the_ends_of_what_is_read(write, monkeypatch, kind, chunk):
+    path = write(f"a{kind.split()[-1]}", rows_as(kind, ROWS))
+    monkeypatch.setattr(rows, "CHUNK", chunk)
+    assert read(path) == ROWS
+
+
+def test_has_rows():
+    assert all(map(has_rows, ["a.jsonl", "b.NDJSON", "c.json.gz", "d.csv", "a/e.TSV.GZ"]))
+    assert not any(map(has_rows, ["a.txt", "jsonl", "b.json.txt", "c.csv.npz", "d.gz", "json.gz"]))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
@@ -306,3 +418,40 @@ def test_csv_that_cannot_be_read(write, content, message):
 def test_jsonl_that_cannot_be_read(write, content, message):
     with pytest.raises(ValueError, match=message):
         read(write("a.jsonl", content))
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('[{"text": "a"},\n {"text": \n', r"a\.json, line \d, is not JSON: "),
+        ('[{"text": "a"},\n {"text": oops},\n' + " " * 300_000 + "]", r"a\.json, line 2, is not JSON: Expecting value"),
+        ('[{"text": "a"}\n {"text": "b"}]', r"a\.json, line 2, is not JSON: there is no , or \] after an object"),
+        ('[{"text": "a"}', r"a\.json, line 1, is not JSON: there is no , or \] after an object"),
+        ('[{"text": "a"},', r"a\.json, line 1, is not JSON: "),
+        ("[" * 100_000, r"a\.json, line 1, is not JSON: "),
+        ('[\n["a"]]', r"""a\.json, line 2, is no object with a 'text', but '\["a"\]'"""),
+        ('{"data": [{"text": "a"}]}', r"a\.json, line 1, has no text 'text' \(there: 'data': list\); name another"),
+        ('[{"text": 1}]', r"a\.json, line 1, has no text 'text' \(there: 'text': int\)"),
+        ("[]", "there is no text in .*a.json"),
+        ("", "there is no text in .*a.json"),
+        ("Once upon a time", r"a\.json, line 1, is not JSON: "),
+    ],
+    ids=["half", "word", "comma", "open", "more", "deep", "list", "inside", "number", "none", "empty", "text"],
+)
+def test_json_that_cannot_be_read(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        read(write("a.json", content))
+
+
+def test_tsv_that_cannot_be_read(write):
+    with pytest.raises(ValueError, match=r"a\.tsv, line 2, is not TSV with quotes as in CSV: "):
+        read(write("a.tsv", 'text\n"b"c\n'))
+    with pytest.raises(ValueError, match=r"a\.tsv has no column 'text' \(its first line: 'id,text'\)"):
+        read(write("a.tsv", "id,text\n1,a\n"))
+
+
+def test_a_gz_that_is_damaged_further_on_is_one_line(write):
+    raw = gzip.compress(os.urandom(100_000).hex().encode())
+    for name in "a.txt.gz", "a.jsonl.gz":
+        with pytest.raises(ValueError, match=r"a\..*gz(, line 1, is not JSON| is damaged \()"):
+            read(write(name, raw[:-100]))

@@ -1,6 +1,7 @@
 """Encoding to a file, encoded files, and windows: against NumPy's own files and tokens that are their places."""
 
 import errno
+import gzip
 import io
 import itertools
 import os
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from encoder import Encoder, get_encoder
 from gpt2tf.train import tokens as data
-from gpt2tf.train.text import find_files
-from gpt2tf.train.tokens import Windows, encode_corpus, fixed_windows, is_encoded, open_tokens, split
+from gpt2tf.train.text import find_files, is_encoded
+from gpt2tf.train.tokens import Windows, encode_corpus, fixed_windows, join_tokens, open_tokens, split
 
 ENC = get_encoder()
 END, N_VOCAB = 50256, 50257
@@ -63,8 +64,9 @@ def test_a_larger_vocabulary_has_larger_tokens(corpus, tmp_path, n_vocab, dtype)
 
 
 def test_the_target_may_be_in_the_folder_that_is_read(corpus, tmp_path):
+    (tmp_path / "run").mkdir()
     for _ in range(2):
-        assert encode_corpus(find_files(tmp_path), ENC, tmp_path / "a.npy").tolist() == TOKENS
+        assert encode_corpus(find_files(tmp_path), ENC, tmp_path / "run" / "tokens.npy").tolist() == TOKENS
 
 
 def test_of_a_link_the_file_is_replaced(corpus, tmp_path):
@@ -122,13 +124,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.txt.gz"])
 def test_the_bar_counts_the_bytes_of_the_data(tmp_path, monkeypatch, name):
     content = '{"text": "words"}\n' * 5000 if name == "a.jsonl" else "text\n" + "日本\n" * 5000
-    (tmp_path / name).write_text(content, encoding="utf-8", newline="\n")
+    content = content.encode()
+    if name.endswith(".gz"):
+        content = gzip.compress(np.random.default_rng(0).integers(97, 123, 50_000, np.uint8).tobytes())
+    (tmp_path / name).write_bytes(content)
     monkeypatch.setattr("sys.stderr", Terminal())
     encode_corpus(find_files(tmp_path / name), ENC, tmp_path / "a.npy")
-    size = f"{len(content.encode()) / 1000:.1f}k"
+    size = f"{len(content) / 1000:.1f}k"
     assert "Encoding: 100%" in sys.stderr.getvalue() and f" {size}/{size} [" in sys.stderr.getvalue()
 
 
@@ -169,6 +174,18 @@ def test_npz_of_the_forks(tmp_path, monkeypatch, save, block):
     tokens = open_tokens(tmp_path / "a.npz", N_VOCAB)
     assert tokens.tolist() == TOKENS + list(range(12)) and tokens.dtype == np.uint16
     assert open_tokens(tmp_path / "a.npz", 2**16 + 1).dtype == np.uint32
+
+
+def test_files_are_joined_in_their_order(tmp_path):
+    np.save(tmp_path / "b.npy", np.array([3, 4]))
+    np.savez(tmp_path / "a.npz", np.array([1]), np.array([2], np.uint8))
+    np.savez(tmp_path / "c.npz", np.array([5, END]))
+    tokens = join_tokens(find_files(tmp_path), N_VOCAB)
+    assert tokens.tolist() == [1, 2, 3, 4, 5, END] and tokens.dtype == np.uint16
+    assert isinstance(join_tokens(find_files(tmp_path / "b.npy"), N_VOCAB), np.memmap)
+    np.save(tmp_path / "d.npy", np.array([6, N_VOCAB]))
+    with pytest.raises(ValueError, match=rf"d\.npy: token 1 is {N_VOCAB}, outside the vocabulary"):
+        join_tokens(find_files(tmp_path), N_VOCAB)
 
 
 @pytest.mark.parametrize("save", [np.save, np.savez])

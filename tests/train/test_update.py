@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_those_of_float64(dropout, accumulate, recompute)
 def test_eight_updates_are_those_of_pytorch():
     """golden/training.json, made with transformers and torch in float64: clipped, warmed up, decayed, on tiny-a."""
     recorded = json.loads((GOLDEN / "training.json").read_text())
-    settings = Settings(**recorded["settings"], dropout=0)
+    settings = Settings(**recorded["settings"], dropout=0, epsilon=1e-7)
     model = load_model(GOLDEN / "tiny-a", dropout=0.0)
     before = values(model)
     trainer = Trainer(model, settings, tf.distribute.get_strategy())
@@ -196,6 +196,20 @@ def momentum(trainer):
     return np.sqrt(sum((v.numpy() ** 2).sum() for v in trainer.optimizer.variables if "momentum" in v.path))
 
 
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-2])
+def test_epsilon_stands_beside_the_root(epsilon):
+    """As in TensorFlow 1: a first step is rate * root(1 - beta_2) g / (root(1 - beta_2) |g| + epsilon)."""
+    trainer = make_trainer(weight_decay=0.0, clip=0.0, **({} if epsilon == 1e-8 else {"epsilon": epsilon}))
+    trainer.update(0, batch())
+    root, after = np.sqrt(1 - trainer.settings.beta_2), values(trainer.model)
+    for name, gradient in gradients(make_trainer(), batch())[1].items():
+        step = 1e-2 * root * gradient / (root * np.abs(gradient) + epsilon)
+        before = initial_value(name, gradient.shape)
+        found = before - after[name]
+        large = np.abs(gradient) > 1e-5  # smaller ones are rounding
+        assert large.any() and np.abs(found - step)[large].max() < 1e-4, name
+
+
 @pytest.mark.parametrize("clip, factor", [(0, None), (1e9, None), (0.5, 0.5)])
 def test_gradients_are_cut_down_to_the_norm(clip, factor):
     trainer = make_trainer(clip=clip)
@@ -268,8 +282,8 @@ def test_validation_loss_is_the_mean_over_tokens_without_dropout():
 
 @pytest.mark.parametrize(
     "bad",
-    "steps=0 clip=-1 beta_2=1 dropout=1 window=0 final_rate=nan learning_rate=0 early_stop=-1 seed=-1 optimizer=sgd "
-    "dtype=int8".split(),
+    "steps=0 clip=-1 beta_2=1 epsilon=0 epsilon=1e-40 dropout=1 window=0 final_rate=nan learning_rate=0 early_stop=-1 "
+    "seed=-1 optimizer=sgd dtype=int8".split(),
 )
 def test_settings_out_of_range_are_refused(bad):
     name, value = bad.split("=")
