@@ -134,7 +134,7 @@ def replacing(target: str):
 
 @contextlib.contextmanager
 def appearing(target: str):
-    """A path to write a new folder or file to, which becomes `target` when all is written, and disappears if that fails.
+    """A path to write a new folder or file to, which becomes `target` when all is there, and disappears if that fails.
 
     So do the folders above it that are not there yet.
     """

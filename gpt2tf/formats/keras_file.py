@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
+import keras
+
 from gpt2tf.files import appearing, refuse_taken
-from gpt2tf.model import GPT2
 
 
-def write_keras(model: GPT2, path: str | os.PathLike) -> None:
-    """Write a model as one file, whole or not at all, where `model.save` puts it in the place of another.
+def write_keras(model: keras.Model, path: str | os.PathLike) -> None:
+    """Write a GPT2, or a model around one, as one file, whole or not at all; `model.save` replaces what is there.
 
     Raises ValueError for a path that does not end in .keras, FileExistsError if there is something at path, OSError
     where the disk does.

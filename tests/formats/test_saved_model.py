@@ -15,7 +15,7 @@ from tolerances import TINY_FLOAT32, relative
 from training import ONE_LAYER, initial_value
 
 import gpt2tf
-from gpt2tf import GPT2, Generator, sampling_noise
+from gpt2tf import GPT2, Generator, encoder, sampling_noise
 from gpt2tf.formats.saved_model import NO_TOKEN, SIGNATURE, write_saved_model
 
 N_CTX = 64
@@ -147,15 +147,19 @@ def test_weights_that_are_not_finite_are_an_error(tmp_path):
     assert ended[0] == free[0][:7]
 
 
-def test_a_model_of_mixed_precision(tmp_path):
-    net = GPT2(ONE_LAYER, initial_value=initial_value, dtype="mixed_bfloat16")
+def test_mixed_precision_and_rows_beyond_the_vocabulary(tmp_path):
+    vocabulary = encoder.released(290)
+    net = GPT2(ONE_LAYER, initial_value=initial_value, dtype="mixed_bfloat16", vocabulary=vocabulary)
+    wte = net.wte.numpy()
+    wte[290:] *= 10  # so that they would be the likeliest
+    net.wte.assign(wte)
     write_saved_model(net, tmp_path / "model")
     signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
-    (found,) = answer(signatures, request_of([[1, 2]], np.zeros([5, 1]), temperature=0))
-    text = np.array([[1, 2, *found]])
-    logits = net(text)["logits"].numpy()
-    for at, token in enumerate(found, 1):  # the largest, or as near as rounding is
-        assert logits[0, at, token] > logits[0, at].max() - 0.05
+    (found,) = answer(signatures, request_of([[1, 2]], np.zeros([10, 1]), temperature=0))
+    logits = net(np.array([[1, 2, *found]]))["logits"][0].numpy()
+    assert logits[1:-1].argmax(axis=-1).max() >= 290
+    for row, token in zip(logits[1:-1], found, strict=True):  # the largest of the others, or as near as rounding is
+        assert token < 290 and row[token] > row[:290].max() - 0.05
 
 
 WITHOUT_GPT2TF = """
@@ -210,6 +214,16 @@ def test_the_request_of_the_readme(tmp_path):
     assert answer(tf.saved_model.load(str(tmp_path / "model")).signatures, inputs) == lists(made)
     shown = json.loads(re.search(r'^(\{"outputs".*?)^```', section, re.DOTALL | re.MULTILINE)[1])["outputs"]
     assert [row[:n] for row, n in zip(shown["tokens"], shown["lengths"], strict=True)] == lists(made)
+
+
+def test_the_bundled_model_is_exported_by_keras_right_after_loading(tmp_path):
+    model = gpt2tf.load_model(gpt2tf.find_model("shakespeare"))
+    model.export(tmp_path / "model", verbose=False)
+    signature = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    (name,) = signature.structured_input_signature[1]
+    tokens = np.random.default_rng(0).integers(0, model.hparams.n_vocab, [2, 9])
+    found = signature(**{name: tf.constant(tokens, tf.int32)})["logits"]
+    assert relative(found, model(tokens)["logits"]) < TINY_FLOAT32
 
 
 def test_a_path_that_is_taken_is_refused_and_a_failure_leaves_nothing(tmp_path, monkeypatch):
