@@ -19,6 +19,7 @@ _HOMES = {
     "sample_sequence": "gpt2tf.sample",
     "sampling_noise": "gpt2tf.noise",
     "save_checkpoint": "gpt2tf.checkpoint",
+    "write_saved_model": "gpt2tf.formats.saved_model",
 }
 __all__ = list(_HOMES)
 

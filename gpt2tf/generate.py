@@ -254,7 +254,7 @@ class Generator:
             logits, cache = network.decode_step(token, lengths + step, place, tf.cast(seen, tf.float32), cache)
             token, fine = choose_token(self._ops, logits, noise[step], n_vocab, options)
             out = self._ops.update(out, token[None], [step, 0])
-            return (step + 1, token, done | (token == stop), finite & fine, out, *cache)
+            return (step + 1, token, done | (token == stop), finite & tf.reduce_all(fine), out, *cache)
 
         out = tf.zeros(noise.shape, tf.int32)  # [src, batch]
         end, token, _, finite, out, *cache = tf.while_loop(

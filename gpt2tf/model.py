@@ -340,13 +340,13 @@ class GPT2(KerasModel):
         for layer in (*self.blocks, self.ln_f):
             layer.build([None, None, self.hparams.n_embd])
 
-    def call(self, tokens, past=None, training=False, dropout_keys=None):
+    def call(self, tokens, past=None, training=False, dropout_keys=None, last=False):
         """The original's `model`: logits for every position, and the keys and values to go on from.
 
         tokens: [batch, seq] ids, of any integer dtype. past: [batch, n_layer, 2, n_head, src, head_features], the
         `present` of what came before, concatenated on axis -2; None at the start. training: with dropout on the sum of
         the embeddings, on the attention weights and on the output of each c_proj, and without a `present`.
-        dropout_keys: [batch] of `dropout.row_keys`, fresh ones if not given.
+        dropout_keys: [batch] of `dropout.row_keys`, fresh ones if not given. last: logits of the last position alone.
         Returns {"logits": [batch, seq, n_vocab], "present": [batch, n_layer, 2, n_head, seq, head_features]}, logits in
         float32. Raises ValueError for other shapes, for what is no id, and when past and tokens together are longer
         than n_ctx; in a graph these are assertions, in what XLA compiles logits of NaN without a gradient.
@@ -371,7 +371,7 @@ class GPT2(KerasModel):
             else:
                 h, present = block(h, past=past, dropout_keys=block_keys)
                 presents.append(present)  # [batch, 2, heads, seq, head_features]
-        logits = self.logits(self.ln_f(h))  # [batch, seq, vocab]
+        logits = self.logits(self.ln_f(h[:, -1:] if last else h))  # [batch, seq, vocab]
         if ok is not True:
             logits = tf.where(ok, logits, float("nan"))
         return {"logits": logits} if training else {"logits": logits, "present": tf.stack(presents, axis=1)}

@@ -103,6 +103,13 @@ def test_any_chunking_equals_one_pass(sizes):
     assert relative(present, whole["present"]) <= TINY_FLOAT32
 
 
+def test_logits_of_the_last_position_alone(tiny):
+    tokens = np.random.default_rng(0).integers(0, 1000, [2, 9])
+    found, whole = tiny(tokens, last=True), tiny(tokens)
+    assert relative(found["logits"], whole["logits"][:, -1:]) < TINY_FLOAT32
+    assert np.array_equal(found["present"], whole["present"])
+
+
 def test_a_position_sees_only_itself_and_what_is_before():
     net = small_model()
     tokens = np.arange(10)[None, :]

@@ -58,11 +58,11 @@ class Options(NamedTuple):
 
 
 def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
-    """[batch, padded vocab] float32, u [batch] float64 -> (token [batch] int32, finite [])
+    """[batch, padded vocab] float32, u [batch] float64 -> (token [batch] int32, finite [batch])
 
-    finite: whether all logits were finite; the tokens mean nothing where they were not.
+    finite: whether all logits of a row were; its token means nothing where they were not. batch need not be known.
     """
-    batch, padded = logits.shape
+    padded = logits.shape[-1]
     temperature, top_k, top_p = options
     greedy = temperature == 0  # the same as the first of the largest: top_k 1 and u 0
     u = tf.where(greedy, tf.zeros_like(u), u)
@@ -70,8 +70,8 @@ def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
     p = tf.where(greedy, 1.0, top_p)
 
     x = tf.where(tf.range(padded) < n_vocab, logits / tf.where(greedy, 1.0, temperature), -float("inf"))
-    x = ops.barrier(tf.reshape(x, [batch, padded // BLOCK, BLOCK]))  # [batch, block, lane]
-    finite = tf.reduce_all(ops.total(tf.cast(tf.math.is_finite(x), tf.float32)) == n_vocab)
+    x = ops.barrier(tf.reshape(x, [-1, padded // BLOCK, BLOCK]))  # [batch, block, lane]
+    finite = ops.total(tf.cast(tf.math.is_finite(x), tf.float32)) == n_vocab  # [batch]
     key = ops.barrier(float_key(x))  # [batch, block, lane]
     largest = tf.reduce_max(x, axis=[1, 2])  # [batch]
     cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest))
@@ -81,7 +81,7 @@ def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
 
 def _top_k_cut(ops, key, k, n_vocab, largest):
     """The key of the k-th largest logit, [batch]; what ties with it is not below it and stays."""
-    lowest = tf.fill(largest.shape, LOWEST)
+    lowest = tf.fill(tf.shape(largest), LOWEST)
 
     def holds_k(cut):
         return ops.total(tf.cast(key >= cut[:, None, None], tf.float32)) >= tf.cast(k, tf.float32)

@@ -52,7 +52,7 @@ def chosen(pair, jit_compile, *, temperature=1.0, top_k=0, top_p=1.0, padding=1e
     tokens, finite = compiled(n_vocab, jit_compile)(
         tf.constant(np.repeat(logits, len(us), axis=0)), tf.constant(np.tile(us, 2), tf.float64), *options
     )
-    return tokens.numpy().reshape(2, len(us)), bool(finite)
+    return tokens.numpy().reshape(2, len(us)), finite.numpy().all()
 
 
 def expected(row, u, *, temperature, top_k, top_p):
