@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import TextIO
 
@@ -133,6 +134,28 @@ def replacing(target: str):
 
 
 @contextlib.contextmanager
+def appearing(target: str):
+    """A path to write a new folder or file to, which becomes `target` when all is there, and disappears if that fails.
+
+    So do the folders above it that are not there yet.
+    """
+    target = os.path.abspath(target)
+    there = target
+    while not os.path.isdir(there):
+        there = os.path.dirname(there)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=there) as scratch:
+        part = os.path.join(scratch, os.path.basename(target))
+        with naming(target, part):
+            yield part
+            for folder, _, files in os.walk(scratch):
+                for file in files:
+                    with open(os.path.join(folder, file), "rb") as written:
+                        os.fsync(written)  # or a power cut may leave empty files under the final name
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(part, target)
+
+
+@contextlib.contextmanager
 def locked(folder: str | os.PathLike, busy: Callable[[], object]):
     """Locks a folder against other processes that lock it, until the block or the process ends.
 
@@ -156,6 +179,12 @@ def locked(folder: str | os.PathLike, busy: Callable[[], object]):
         yield
     finally:
         os.close(held)
+
+
+def refuse_taken(path: str | os.PathLike) -> None:
+    """Raises FileExistsError where there is something at path."""
+    if os.path.lexists(path):
+        raise FileExistsError(f"{os.fspath(path)} is there already; remove it, or give a path where there is nothing")
 
 
 def open_descriptors() -> None:
