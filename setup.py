@@ -12,8 +12,9 @@ setup(
     package_data={"gpt2tf": ["models/*/*", "*/README.md"], "encoder": ["encoder.json", "vocab.bpe"]},
     install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.6", "setuptools", "wheel"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "safetensors", "ruff==0.17.6", "setuptools", "wheel"],
         "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],
+        "hf": ["safetensors"],
         "gpu": ["tensorflow[and-cuda]>=2.16"],
     },
     entry_points={"console_scripts": ["gpt2tf=gpt2tf.cli:main"]},

@@ -16,6 +16,8 @@ from itertools import count
 from os import PathLike
 from pathlib import Path
 
+from .tokenizer import ADDED, TOKENIZER, added_tokens, read_tokenizer, with_added
+
 PACKAGE = Path(__file__).parent  # where the released files are
 RELEASED_SIZE = 50257
 TABLE_NAMES = ("encoder.json", "vocab.json")  # the original's, Hugging Face's
@@ -82,13 +84,20 @@ def read_vocabulary(folder: str | PathLike[str]) -> Vocabulary | None:
     message names the file and the remedy.
     """
     paths = _paths(folder)
+    more = [path for path in (Path(folder, TOKENIZER), Path(folder, ADDED)) if path.exists()]
+    for path in [*paths, *more]:
+        if path.exists() and path.read_bytes().startswith(LFS_POINTER.encode()):
+            raise ValueError(f"{path} is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull")
     with _remedy(folder):
         texts = [_read_text(path) if path.exists() else None for path in paths]
-    for path, text in zip(paths, texts, strict=True):
-        if text and text.startswith(LFS_POINTER):
-            raise ValueError(f"{path} is not the file itself but a pointer of Git LFS to it; get it with: git lfs pull")
-    if texts[0] is not None:
-        with _remedy(folder):
+        if paths[0].name == TOKENIZER:
+            texts = read_tokenizer(paths[0], texts[0], bytes_to_unicode())
+        elif texts[0] is not None:
+            _parse_table(texts[0], paths[0])
+            if paths[0].name == TABLE_NAMES[1]:
+                for path in more:
+                    texts[0] = with_added(texts[0], added_tokens(path, _read_text(path)), bytes_to_unicode())
+        if texts[0] is not None:
             _parse_table(texts[0], paths[0])
     return None if texts == [None, None] else Vocabulary(*texts)
 
@@ -133,12 +142,13 @@ def real_tokens(vocabulary: Vocabulary | None, n_vocab: int) -> int:
 
 
 def _paths(folder: str | PathLike[str]) -> list[Path]:
-    """Where the two files are: under the original's names, or else Hugging Face's."""
+    """Where the two files are: under the original's names, or else Hugging Face's; or the one file that is both."""
     found = []
     for original, other in (TABLE_NAMES, MERGES_NAMES):
         path = Path(folder, original)
         found.append(Path(folder, other) if not path.exists() and Path(folder, other).exists() else path)
-    return found
+    tokenizer = Path(folder, TOKENIZER)
+    return [tokenizer, tokenizer] if tokenizer.exists() and not all(path.exists() for path in found) else found
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ import tensorflow as tf
 
 from gpt2tf import encoder, names
 from gpt2tf.files import refuse_pointer
+from gpt2tf.formats import hugging_face
+from gpt2tf.formats.hugging_face_config import is_weights_file
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
 from gpt2tf.locate import PREFIX, data_files, find_prefix, note_released
 from gpt2tf.model import GPT2
@@ -128,14 +130,19 @@ def verify_index(prefix: str, hparams: HParams) -> None:
     _check_names(Weights(prefix, index_only=True), hparams)
 
 
-def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights, encoder.Vocabulary | None]:
+def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights | hugging_face.Weights, encoder.Vocabulary | None]:
     """What `load_model` makes a model of: the sizes, the weights, not read yet, and the vocabulary beside them.
 
     Raises as it does.
     """
-    weights = Weights(find_prefix(path))
-    folder = os.path.dirname(weights.prefix) or "."
-    hparams = _hparams(folder, weights)
+    prefix = find_prefix(path)
+    folder = os.path.dirname(prefix) or "."
+    if is_weights_file(prefix):
+        weights = hugging_face.Weights(prefix)
+        hparams = weights.hparams
+    else:
+        weights = Weights(prefix)
+        hparams = _hparams(folder, weights)
     log.info("loading %s", weights.prefix)
     if weights.ignored:
         log.info("%s: ignoring %d variables that are not the model's", weights.index, weights.ignored)
@@ -143,7 +150,7 @@ def load_weights(path: str | os.PathLike) -> tuple[HParams, Weights, encoder.Voc
 
 
 def load_model(path: str | os.PathLike, **options) -> GPT2:
-    """The model of a folder (released or fine-tuned), of a checkpoint prefix, or of an `.index` file.
+    """The model of a folder (released, fine-tuned or of Hugging Face), of a checkpoint prefix, or of an `.index` file.
 
     hparams come from the `hparams.json` beside the checkpoint; without one they are read off the shapes. The vocabulary
     comes from the files beside it, or is the released one, with a warning, if there are none and n_vocab is 50,257.

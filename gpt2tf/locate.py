@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpt2tf.files import refuse_pointer, warn_once
+from gpt2tf.formats.hugging_face_config import CONFIG, WEIGHTS_FILES, Config, is_weights_file, parts, weights_file
 from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, HParams, read_hparams
 
 if TYPE_CHECKING:  # the encoder takes a moment to import, which a command does after its flags
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 class ModelFiles:
     """What lies on the disk of one model: its checkpoint, and its sizes and vocabulary beside that.
 
-    path: as for `find_prefix`; prefix: of the checkpoint that it stood for when it was found.
+    path: as for `find_prefix`; prefix: of the checkpoint that it stood for when it was found, or the file with the
+    weights in a Hugging Face folder.
     """
 
     path: str
@@ -50,7 +52,7 @@ class ModelFiles:
     def at(cls, path: str | os.PathLike) -> ModelFiles:
         """The files of a folder, prefix or file of a checkpoint. Raises FileNotFoundError unless all are there."""
         prefix = find_prefix(path)
-        data_files(prefix)
+        (parts if is_weights_file(prefix) else data_files)(prefix)
         return cls(os.fspath(path), prefix)
 
     @property
@@ -59,7 +61,9 @@ class ModelFiles:
 
     @functools.cached_property
     def hparams(self) -> HParams | None:
-        """What hparams.json says; None without one, where the shapes of the weights have to tell."""
+        """What hparams.json or config.json says; None without, where the shapes of the weights have to tell."""
+        if is_weights_file(self.prefix):
+            return Config.read(self.folder).hparams
         path = os.path.join(self.folder, "hparams.json")
         return read_hparams(path) if os.path.exists(path) else None
 
@@ -186,8 +190,9 @@ def _folders(path) -> list[str]:
 
 
 def _models(path: str | os.PathLike) -> list[str]:
-    """The folders in a folder that hold a checkpoint."""
-    return sorted(name for name in _folders(path) if glob.glob(glob.escape(os.path.join(path, name)) + "/*.index"))
+    """The folders in a folder that hold a model."""
+    folders = {name: os.path.join(path, name) for name in _folders(path)}
+    return sorted(name for name, at in folders.items() if glob.glob(glob.escape(at) + "/*.index") or weights_file(at))
 
 
 def _prefixes(folder: str) -> list[str]:
@@ -202,9 +207,12 @@ def find_prefix(path: str | os.PathLike) -> str:
     """The checkpoint prefix that a model folder, a prefix, or one of a checkpoint's files stands for.
 
     In a folder: what its `checkpoint` file names, if that is there; else the checkpoint with the
-    highest step. Raises FileNotFoundError; ValueError for a checkpoint in TensorFlow's V1 format.
+    highest step; else the file with the weights of a Hugging Face folder. Raises FileNotFoundError; ValueError for a
+    checkpoint in TensorFlow's V1 format.
     """
     path = os.fsdecode(path)
+    if is_weights_file(path) and os.path.isfile(path):
+        return path
     if not os.path.isdir(path):
         prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path)
         if not (os.path.exists(prefix + ".index") or glob.glob(glob.escape(prefix) + ".data-*")):
@@ -215,6 +223,11 @@ def find_prefix(path: str | os.PathLike) -> str:
             raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder, and no {prefix}.index{near}")
         return prefix
     prefixes = _prefixes(path)
+    if not prefixes and os.path.exists(os.path.join(path, CONFIG)):
+        found = weights_file(path)
+        if found is None:
+            raise FileNotFoundError(f"{path} has a {CONFIG} and no weights: none of {', '.join(WEIGHTS_FILES)}")
+        return found
     if not prefixes:
         for file in (_named_in_state(path) or PREFIX, *sorted(os.listdir(path))):
             _refuse_v1(os.path.join(path, file))

@@ -89,13 +89,14 @@ def difference(hparams: HParams, found: Shapes) -> str | None:
     if size and PUBLISHED[size] != hparams:
         return f"these shapes are {size}'s, hparams.json says {size_name(hparams) or hparams}"
     parts = [
-        missing and f"lacks {_some(missing)}",
-        extra and f"has {_some(extra)} beyond the model",
-        wrong and f"has {_some([f'{name} {list(found[name])} for {list(expected[name])}' for name in wrong])}",
+        missing and f"lacks {some(missing)}",
+        extra and f"has {some(extra)} beyond the model",
+        wrong and f"has {some([f'{name} {list(found[name])} for {list(expected[name])}' for name in wrong])}",
     ]
     return "; ".join(filter(None, parts))
 
 
-def _some(items: list[str], shown: int = 3) -> str:
+def some(items: list[str], shown: int = 3) -> str:
+    """The first few of a list, and how many more there are."""
     rest = f" and {len(items) - shown} more" if len(items) > shown else ""
     return ", ".join(items[:shown]) + rest

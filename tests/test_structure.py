@@ -22,8 +22,8 @@ ARROWS = {
     "model": "hparams train/dropout train/fit train/recompute encoder",
     "sample": "model checks encoder",
     "noise": "",
-    "checkpoint": "names hparams locate files model encoder",
-    "locate": "hparams files encoder",
+    "checkpoint": "names hparams locate files model encoder formats/hugging_face formats/hugging_face_config",
+    "locate": "hparams files encoder formats/hugging_face_config",
     "download": "names hparams locate files checkpoint",
     "generate": "decode/ checkpoint noise checks hparams model devices encoder",
     # What all stand on.
@@ -32,17 +32,23 @@ ARROWS = {
     "devices": "cluster",
     "cluster": "",
     # Rooms.
+    # What of formats/ reads a Hugging Face folder is below checkpoint: so whatever opens a model opens such a folder.
+    # What writes a model in another format is given one, and opens none.
+    "formats/": "decode/ checks names hparams files model train/ids encoder",
     "decode/": "model names hparams",
-    "train/": "hparams names model checkpoint locate generate noise files devices cluster checks encoder",
-    "formats/": "decode/ checks files model train/ids encoder",
+    "train/": "hparams names model checkpoint locate generate noise files devices cluster checks encoder "
+    "formats/hugging_face_config",
     "bench/": "train/ generate decode/ checkpoint names hparams checks devices locate files encoder",
-    "cli/": "bench/ train/ generate sample noise download checkpoint locate names hparams model "
+    "cli/": "bench/ train/ formats/ generate sample noise download checkpoint locate names hparams model "
     "checks files devices cluster encoder",
 }
 PRINTING = {"cli/", "bench/speed"}  # the benchmark's own process answers on stdout
 
 # What is imported before TensorFlow, which takes seconds, as the whole command line is.
-BEFORE_TENSORFLOW = "__init__ __main__ hparams names locate download checks files cluster train/settings".split()
+BEFORE_TENSORFLOW = [
+    *"__init__ __main__ hparams names locate download checks files cluster train/settings".split(),
+    *"formats/hugging_face formats/hugging_face_config".split(),
+]
 # What `sample.py --help` does without, to answer at once.
 NOT_FOR_HELP = {"tensorflow", "keras", "numpy", "regex", "tqdm", "requests", "encoder"}
 
@@ -201,7 +207,7 @@ def test_the_package_is_seen_at_a_glance():
 
 
 def test_the_command_line_is_thin():
-    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) <= 1300
+    assert sum(map(lines, PACKAGE.glob("cli/*.py"))) <= 1400
 
 
 # Tests

@@ -14,6 +14,7 @@ from gpt2tf.cli import process
 # What each command is for, and the function that adds its flags: its module is imported when it is asked for.
 COMMANDS = {
     "benchmark": ("measure speed and memory", "gpt2tf.cli.benchmark:add_flags"),
+    "convert": ("write a model in another format", "gpt2tf.cli.convert:add_flags"),
     "download": ("fetch a published model", "gpt2tf.cli.download:add_flags"),
     "finetune": ("train a model further on your text", "gpt2tf.cli.train:add_finetune_flags"),
     "sample": ("print samples from a model", "gpt2tf.cli.sample:add_flags"),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2tf import encoder
 from gpt2tf.cluster import read_cluster
 from gpt2tf.files import refuse_pointer
+from gpt2tf.formats.hugging_face_config import weights_file
 from gpt2tf.hparams import HParams
 from gpt2tf.locate import ModelFiles
 from gpt2tf.train.rows import has_rows
@@ -70,7 +71,7 @@ class Job:
         if self.source is None:
             files = _saved_model(folder)
         # A model may have come without the file `checkpoint`, and the saves of a run take the place of others.
-        elif (folder / "checkpoint").exists() or any(folder.glob("*.index")):
+        elif (folder / "checkpoint").exists() or any(folder.glob("*.index")) or weights_file(folder):
             raise FileExistsError(f"{folder} holds a model; give --resume to go on with it, or another --run_name")
         else:
             files = None if isinstance(self.source, HParams) else self.source

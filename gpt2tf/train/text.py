@@ -21,6 +21,7 @@ import regex
 
 from gpt2tf import encoder
 from gpt2tf.files import naming
+from gpt2tf.formats.hugging_face_config import weights_file
 from gpt2tf.locate import VOCABULARY_FILES
 from gpt2tf.train.reader import ESCAPED, NotText, not_utf8, text_reader, too_many
 from gpt2tf.train.rows import texts
@@ -85,7 +86,9 @@ def _walk(path: str, above: tuple[str, ...]) -> Iterator[str]:
         yield path
     elif os.path.realpath(path) not in above:
         names = sorted(os.listdir(path))
-        if all(name in names for name in VOCABULARY_FILES):  # it may be the folder of this very run
+        if all(name in names for name in VOCABULARY_FILES) or weights_file(
+            path
+        ):  # it may be the folder of this very run
             log.info("%s holds a model and is left out", path)
             return
         if above and TOKENS in names:  # of a run that was not saved: the text beside it, encoded
