@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpt2tf.files import refuse_pointer, warn_once
-from gpt2tf.formats.hugging_face_config import CONFIG, WEIGHTS_FILES, Config, is_weights_file, parts, weights_file
+from gpt2tf.formats.hugging_face_config import Config, is_weights_file, parts, refuse_half, weights_file
 from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, HParams, read_hparams
 
 if TYPE_CHECKING:  # the encoder takes a moment to import, which a command does after its flags
@@ -212,6 +212,7 @@ def find_prefix(path: str | os.PathLike) -> str:
     """
     path = os.fsdecode(path)
     if is_weights_file(path) and os.path.isfile(path):
+        refuse_half(os.path.dirname(path))
         return path
     if not os.path.isdir(path):
         prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path)
@@ -223,12 +224,11 @@ def find_prefix(path: str | os.PathLike) -> str:
             raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder, and no {prefix}.index{near}")
         return prefix
     prefixes = _prefixes(path)
-    if not prefixes and os.path.exists(os.path.join(path, CONFIG)):
-        found = weights_file(path)
-        if found is None:
-            raise FileNotFoundError(f"{path} has a {CONFIG} and no weights: none of {', '.join(WEIGHTS_FILES)}")
+    found = None if prefixes else weights_file(path)
+    if found:
         return found
     if not prefixes:
+        refuse_half(path)
         for file in (_named_in_state(path) or PREFIX, *sorted(os.listdir(path))):
             _refuse_v1(os.path.join(path, file))
         near = _held(path, _models(path)) + "; name one of them" if _models(path) else "download the model again"

@@ -51,6 +51,15 @@ def weights_file(folder: str | os.PathLike) -> str | None:
     return None
 
 
+def refuse_half(folder: str | os.PathLike) -> None:
+    """Raises FileNotFoundError for a folder with a config.json and no weights, or with weights and no config.json."""
+    held = [file for file in (CONFIG, *WEIGHTS_FILES) if os.path.exists(os.path.join(folder, file))]
+    if held == [CONFIG]:
+        raise FileNotFoundError(f"{folder} has a {CONFIG} and no weights: none of {', '.join(WEIGHTS_FILES)}")
+    if held and CONFIG not in held:
+        raise FileNotFoundError(f"{os.path.join(folder, held[0])} has no {CONFIG} beside it; get the whole folder")
+
+
 def is_weights_file(path: str | os.PathLike) -> bool:
     """Whether a path is that of such a file."""
     return os.path.basename(path) in WEIGHTS_FILES

@@ -279,6 +279,7 @@ DAMAGE = {
     "wte": (replaced(**{"wte.weight": lambda value: value[0]}), "no matrices wte.weight"),
     "another model": (lambda folder: changed_header(dict.clear)(folder), "model.safetensors"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has a config.json and no weights"),
+    "no config.json": (lambda folder: (folder / "config.json").unlink(), "has no config.json beside it"),
     "a pickle": (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "pickle"),
 }
 
