@@ -229,11 +229,11 @@ class _Closed(io.TextIOBase):
 
 
 class _Stream(io.TextIOBase):
-    """What a program that calls has in place of a stream, which may lack all but `write`, or `read` and `readline`."""
+    """What a program that calls has in place of a stream, which may lack all but `write`, or `readline`."""
 
     def __init__(self, stream):
         self._stream = stream
-        self.buffer = getattr(stream, "buffer", self)
+        self.buffer = getattr(stream, "buffer", None) or io.BufferedReader(_Lines(stream))
         self.isatty = getattr(stream, "isatty", super().isatty)
         self.flush = getattr(stream, "flush", super().flush)
 
@@ -244,8 +244,18 @@ class _Stream(io.TextIOBase):
         self._stream.write(text)
         return len(text)
 
-    def read(self) -> bytes:  # as the buffer
-        return self._stream.read().encode("utf-8", "surrogateescape")
 
-    def readline(self) -> bytes:
-        return self._stream.readline().encode("utf-8", "surrogateescape")
+class _Lines(io.RawIOBase):
+    """The bytes of a stream of text, which come line by line."""
+
+    def __init__(self, stream):
+        self._stream, self._held = stream, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self._held = self._held or self._stream.readline().encode("utf-8", "surrogateescape")
+        raw, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+        buffer[: len(raw)] = raw
+        return len(raw)

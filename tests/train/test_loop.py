@@ -236,9 +236,10 @@ def test_thirty_samples_cost_what_one_costs(make_run, monkeypatch):
     counts, samples = [], []
     for report in run.reports(NEVER):
         counts.append(made[0].compilations)
-        fresh = Generator(run.trainer.model, jit_compile=False)
-        seed = run.settings.seed + report.step
-        assert np.array_equal(report.sample, fresh.generate([[299]], 5, top_k=loop.SAMPLE_TOP_K, seed=seed)[0])
+        if report.step in (1, 2, 30):
+            fresh = Generator(run.trainer.model, jit_compile=False)
+            seed = run.settings.seed + report.step
+            assert np.array_equal(report.sample, fresh.generate([[299]], 5, top_k=loop.SAMPLE_TOP_K, seed=seed)[0])
         samples.append(tuple(report.sample))
     assert len(made) == 1 and counts == [counts[0]] * 30
     assert len(set(samples)) > 10
