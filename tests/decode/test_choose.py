@@ -74,7 +74,8 @@ def expected(row, u, *, temperature, top_k, top_p):
 
 
 def numbers():
-    ordinary = st.floats(-30, 30, width=32, allow_subnormal=False)
+    # Those so small that a quotient is flushed to zero are zero from the start.
+    ordinary = st.floats(-30, 30, width=32, allow_subnormal=False).map(lambda x: x if abs(x) > 1e-30 else 0.0)
     ties = st.integers(-2, 2).map(float)
     odd = st.sampled_from([0.0, -0.0, -1e10, 1e9, -1e9, 1e30, -1e30, 1e-30, -1e-30])
     return st.one_of(ordinary, ties), st.one_of(ties, odd), st.one_of(ordinary, odd)
