@@ -81,8 +81,10 @@ def read_vocabulary(folder: str | PathLike[str]) -> Vocabulary | None:
     """Returns the vocabulary in a model's folder, of which one file may be missing; None without both: it is unknown.
 
     Raises ValueError for a file that is not UTF-8 or was not fetched by Git LFS, and for a table that is damaged; the
-    message names the file and the remedy.
+    message names the file and the remedy. Raises FileNotFoundError for a folder that is not there.
     """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}, so no vocabulary in it")
     paths = _paths(folder)
     more = [path for path in (Path(folder, TOKENIZER), Path(folder, ADDED)) if path.exists()]
     for path in [*paths, *more]:

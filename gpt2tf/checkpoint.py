@@ -189,10 +189,11 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = N
     if os.path.exists(folder) and not exists:
         raise NotADirectoryError(f"{folder} is a file; a model is saved to a folder")
     if model.vocabulary is None:
+        held = exists and encoder.read_vocabulary(folder) is not None
         log.warning(
-            "%s gets no encoder.json and vocab.bpe, because the vocabulary of the model is not known; put them there, "
-            "or set model.vocabulary, for example to encoder.read_vocabulary(FOLDER)",
-            folder,
+            "%s %s, because the vocabulary of the model is not known; put its files there, or set model.vocabulary, "
+            "for example to encoder.read_vocabulary(FOLDER)",
+            *(folder, "keeps the vocabulary that is there" if held else "gets no encoder.json and vocab.bpe"),
         )
     there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=there) as scratch:

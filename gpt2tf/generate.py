@@ -17,6 +17,7 @@ made of it without a copy.
 from __future__ import annotations
 
 import concurrent.futures
+import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -152,6 +153,7 @@ class Generator:
         chunk: int = 8,
     ) -> Iterator[list[np.ndarray]]:
         """As `generate`, but yields the new tokens of each row as they come, at most `chunk` of them at a time."""
+        length, top_k = operator.index(length), operator.index(top_k)
         checks.check_length(length)
         checks.check_temperature(temperature)
         checks.check_top_k(top_k)
@@ -162,7 +164,7 @@ class Generator:
             checks.check_tokens(np.asarray(stop), self.hparams.n_vocab)
         prompts, last = self._padded(prompts, length)
         if noise is None:
-            seed = fresh_seed() if seed is None else seed
+            seed = fresh_seed() if seed is None else checks.check_seed(operator.index(seed))
             noise = RandomStream(seed, self.hparams.n_layer, True, temperature, top_k).noise(length, len(last))
         noise = checks.check_noise(np.asarray(noise, np.float64), length, len(last))
         ends = NO_STOP if stop is None else stop, Options.of(temperature, top_k, top_p)

@@ -162,3 +162,27 @@ def test_the_vocabulary_does_not_depend_on_where_its_folder_is(tmp_path):
     save_checkpoint(model, tmp_path / "n")
     assert (tmp_path / "n" / "vocab.bpe").read_bytes() == (TINY / "vocab.bpe").read_bytes()
     assert_same(values(load_model(pathlib.Path(tmp_path, "n"))), values(model))
+
+
+def test_a_vocabulary_that_is_not_the_models_is_refused_where_it_is_given(tmp_path):
+    hparams = HParams(n_vocab=300, n_ctx=8, n_embd=8, n_head=2, n_layer=1)
+    model, large = GPT2(hparams), encoder.released(400)
+    for give in (lambda: GPT2(hparams, vocabulary=large), lambda: setattr(model, "vocabulary", large)):
+        with pytest.raises(ValueError, match="has 400 tokens, its model has 300; put the files of one model together"):
+            give()
+    with pytest.raises(TypeError, match="vocabulary is 5; it must be an encoder.Vocabulary"):
+        model.vocabulary = 5
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
+        model.vocabulary = encoder.read_vocabulary(tmp_path / "nowhere")
+    assert model.vocabulary is None
+
+
+def test_saving_over_a_vocabulary_says_that_it_stays(tmp_path, caplog):
+    hparams = HParams(n_vocab=300, n_ctx=8, n_embd=8, n_head=2, n_layer=1)
+    save_checkpoint(GPT2(hparams, vocabulary=encoder.released(300)), tmp_path / "model")
+    before = (tmp_path / "model" / "encoder.json").read_bytes()
+    save_checkpoint(GPT2(hparams), tmp_path / "model")
+    assert (tmp_path / "model" / "encoder.json").read_bytes() == before
+    assert "keeps the vocabulary that is there" in caplog.text
+    save_checkpoint(GPT2(hparams), tmp_path / "other")
+    assert "gets no encoder.json and vocab.bpe" in caplog.text

@@ -210,7 +210,9 @@ def test_a_vocabulary_is_written_as_it_was_read(tmp_path, files):
 
 
 def test_a_folder_without_a_vocabulary(tmp_path):
-    assert read_vocabulary(tmp_path) is None and read_vocabulary(tmp_path / "nowhere") is None
+    assert read_vocabulary(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
+        read_vocabulary(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["encoder.json", "vocab.bpe", "vocab.json", "merges.txt"])

@@ -6,6 +6,7 @@ Flags have the names of nshepperd/gpt-2 and gpt-2-simple where those have one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -113,6 +114,16 @@ def run(args) -> None:
     """Run the command; args are the parsed flags."""
     job = _job(args)
     folder = Path(job.folder)
+    new = job.chief and not folder.exists()
+    try:
+        _run(args, job, folder)
+    finally:
+        if new:
+            with contextlib.suppress(OSError):  # what a start that failed leaves empty
+                folder.rmdir()
+
+
+def _run(args, job: Job, folder: Path) -> None:
     if job.chief:
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -128,8 +139,9 @@ def run(args) -> None:
         stopping, heard = threading.Event(), []
 
         def interrupted(interrupt):
-            again = "SIGTERM" if getattr(interrupt, "signum", None) == signal.SIGTERM else "Ctrl-C"
-            log.warning("stopping after this update, which is saved; %s again leaves at once, without saving", again)
+            again = {signal.SIGTERM: "SIGTERM again", signal.SIGINT: "Ctrl-C again"}
+            another = again.get(getattr(interrupt, "signum", signal.SIGINT), "Ctrl-C")  # SIGHUP is heard once
+            log.warning("stopping after this update, which is saved; %s leaves at once, without saving", another)
             heard.append(interrupt)
             stopping.set()
 

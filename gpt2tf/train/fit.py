@@ -50,6 +50,21 @@ class KerasModel(keras.Model):
         # A bound method is not tracked by Keras, so the generator's state is no variable of the model.
         self._next_seed = keras.random.SeedGenerator().next
 
+    @property
+    def vocabulary(self) -> encoder.Vocabulary | None:
+        return self._vocabulary
+
+    @vocabulary.setter
+    def vocabulary(self, value: encoder.Vocabulary | None):
+        if not isinstance(value, encoder.Vocabulary | None):
+            raise TypeError(f"vocabulary is {value!r}; it must be an encoder.Vocabulary, or None where it is not known")
+        if value is not None and (value.size or 0) > self.hparams.n_vocab:
+            raise ValueError(
+                f"the vocabulary has {value.size} tokens, its model has {self.hparams.n_vocab}; put the files of one "
+                "model together"
+            )
+        self._vocabulary = value
+
     def get_config(self):
         """What `model.save` writes and `keras.models.load_model` reads; the weights are written beside it."""
         sizes, rates = dataclasses.asdict(self.hparams), dataclasses.asdict(self.dropout)

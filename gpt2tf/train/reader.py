@@ -128,7 +128,9 @@ def _encoding(head: bytes, name: str) -> str:
     controls = b"\0" in head or too_many(len(CONTROL.findall(head)), len(head))
     if fits and (codec != UTF8 or not controls):
         return codec
-    encoding = _looks_like(head, controls)
+    # In UTF-16 of a script that has zero bytes at all, half of the bytes are zero or control characters.
+    stray = not wrong and 0 < head.count(0) <= len(head) / 4 and not CONTROL.search(head)
+    encoding = None if stray else _looks_like(head, controls)
     if encoding:
         raise ValueError(f"{name} is not UTF-8, but looks like {encoding}; {_conversion(name, encoding)}")
     if fits:

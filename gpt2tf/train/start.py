@@ -194,7 +194,7 @@ def _resumed_settings(job: Job, corpus: Corpus, saved: Saved) -> Settings:
         raise ValueError(message)
     settings = dataclasses.replace(saved.settings, **{"strategy": "one"} | job.settings)
     if saved.progress["step"] >= settings.steps:
-        raise ValueError(f"{job.folder} has had its {settings.steps} updates; give more --steps")
+        raise ValueError(f"{job.folder} has had {saved.progress['step']} updates; give more --steps than that")
     return settings
 
 

@@ -189,7 +189,7 @@ def test_only_train_transformer_layers_trains_nothing_else(gpt2tf, place):
 def test_resume_goes_on_with_the_settings_of_the_run(gpt2tf, train, place):
     assert train("--dropout=0.3", "--steps=6", "--save_every=1", "--evaluate_every=1", name="parts")[0] == 0
     code, out, err = gpt2tf("train", "--resume", name="parts")
-    assert code == 1 and "has had its 6 updates; give more --steps" in err.splitlines()[-1]
+    assert code == 1 and "has had 6 updates; give more --steps than that" in err.splitlines()[-1]
     code, out, err = gpt2tf("train", "--resume", "--steps=8", name="parts")
     assert code == 0 and [line.split("  ")[0] for line in out.splitlines()] == ["step 7", "step 8"]
     assert f"using {place / 'parts' / 'tokens.npy'}, in which the text was encoded before" in err
@@ -483,7 +483,7 @@ def test_text_in_another_encoding_is_refused(refused, place):
     (place / "zh.txt").write_bytes(("早上他走到花园里，看见雪已经化了。" * 500).encode("utf-16-le"))
     code, line = refused("train", "--hparams", place / "hparams.json", data="zh.txt")
     assert code == 1 and "looks like UTF-16LE; convert it: iconv -f UTF-16LE -t UTF-8" in line
-    assert not any((place / "new").iterdir())
+    assert not (place / "new").exists()
 
 
 def test_each_note_on_a_folder_of_texts_appears_once(train, gpt2tf, place):
@@ -596,3 +596,9 @@ def test_process(place):
     assert process.communicate(timeout=60)[1] == ""
     assert saves.read_saved(place / "new").progress["step"] == saves.saved_step(place / "new") >= step + 5
     assert np.isfinite(values(load_model(place / "new"))["model/wte"]).all()
+
+
+def test_a_start_that_fails_leaves_no_empty_folder(gpt2tf, place):
+    (place / "bad.json").write_text("[{")
+    code, out, err = gpt2tf("finetune", f"--model_name={GOLDEN / 'tiny-a'}", data=place / "bad.json")
+    assert (code, out) == (1, "") and "is not JSON" in err and not (place / "new").exists()

@@ -172,8 +172,8 @@ def test_a_character_on_the_edge_of_what_is_looked_at_is_whole():
 
 @pytest.mark.parametrize(
     "raw",
-    [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"PK\3\4\x14\0\0\0\x08\0", b"a\0b", b"\x7fELF\2\1\1" + bytes(9), bytes(1000),
-     np.random.default_rng(0).bytes(5000), gzip.compress(b"text", mtime=0), b"\xff\xfe" + bytes(30),
+    [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"PK\3\4\x14\0\0\0\x08\0", b"a\0b", b"a\0b\n", b"\x7fELF\2\1\1" + bytes(9),
+     bytes(1000), np.random.default_rng(0).bytes(5000), gzip.compress(b"text", mtime=0), b"\xff\xfe" + bytes(30),
      np.arange(3000).tobytes()],
     ids=lambda raw: ascii(raw[:6]),
 )  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_new_model_is_trained_and_resumed(text, tmp_path):
     model = load_model(tmp_path / "parts")
     assert model.hparams == ONE_LAYER
     assert_same(values(model), values(whole.trainer.model))
-    with pytest.raises(ValueError, match="parts has had its 4 updates; give more --steps"):
+    with pytest.raises(ValueError, match="parts has had 4 updates; give more --steps than that"):
         started(Job(text, tmp_path / "parts", None))
 
 
