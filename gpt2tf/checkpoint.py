@@ -178,12 +178,7 @@ def save_checkpoint(model: GPT2, folder: str | os.PathLike, step: int | None = N
     folder = os.fsdecode(folder)
     if not folder:
         raise ValueError("the folder to save to has no name")
-    for variable in model.variables:
-        if not tf.reduce_all(tf.math.is_finite(variable.value)):
-            raise ValueError(
-                f"{variable.path} has values that are not finite, so the model is not saved to {folder}; go on from "
-                "the last save, with a lower learning rate"
-            )
+    model.check_finite()
     folder = os.path.realpath(folder)
     exists = os.path.isdir(folder)
     if os.path.exists(folder) and not exists:

@@ -143,7 +143,12 @@ def appearing(target: str):
     there = target
     while not os.path.isdir(there):
         there = os.path.dirname(there)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=there) as scratch:
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=".writing-", dir=there))
+        except OSError as error:
+            error.filename = target
+            raise
         part = os.path.join(scratch, os.path.basename(target))
         with naming(target, part):
             yield part
@@ -182,7 +187,9 @@ def locked(folder: str | os.PathLike, busy: Callable[[], object]):
 
 
 def refuse_taken(path: str | os.PathLike) -> None:
-    """Raises FileExistsError where there is something at path."""
+    """Raises FileExistsError where there is something at path, ValueError for one without a name."""
+    if not os.fspath(path):
+        raise ValueError("the path to write to has no name")
     if os.path.lexists(path):
         raise FileExistsError(f"{os.fspath(path)} is there already; remove it, or give a path where there is nothing")
 

@@ -107,7 +107,14 @@ class Generator:
         """Take the weights of a model of the same sizes as they are now. Nothing is compiled for it.
 
         Not while another thread samples, which may then see some of the old ones and some of the new.
+        Raises ValueError for a model of other sizes, or with another number of tokens.
         """
+        tokens = encoder.real_tokens(model.vocabulary, model.hparams.n_vocab)
+        if (model.hparams, tokens) != (self.hparams, self._real_tokens):
+            raise ValueError(
+                f"the model is {model.hparams} with {tokens} tokens, this Generator was made for {self.hparams} with "
+                f"{self._real_tokens}; make another Generator"
+            )
         with self._making, tf.device(self._device):
             arrays, *others = self._arrays.values()
             fill(arrays, {v.path: v.value for v in model.variables}, self.hparams)
@@ -158,10 +165,10 @@ class Generator:
         checks.check_temperature(temperature)
         checks.check_top_k(top_k)
         checks.check_top_p(top_p)
-        if chunk < 1:
+        if operator.index(chunk) < 1:
             raise ValueError(f"chunk is {chunk}; it must be 1 or more")
         if stop is not None:
-            checks.check_tokens(np.asarray(stop), self.hparams.n_vocab)
+            checks.check_tokens(np.asarray(operator.index(stop)), self.hparams.n_vocab)
         prompts, last = self._padded(prompts, length)
         if noise is None:
             seed = fresh_seed() if seed is None else checks.check_seed(operator.index(seed))

@@ -94,14 +94,13 @@ class ModelFiles:
 
     def check_vocabulary(self, enc: Encoder, n_vocab: int) -> None:
         """Raises ValueError unless `enc`, which `encoder` gave, may be that of a model with n_vocab rows in wte."""
-        from gpt2tf import encoder
 
         size = len(enc.encoder)
         if self.vocabulary is None and size != n_vocab:
             raise ValueError(
                 f"{self.folder} has no {' and '.join(VOCABULARY_FILES)}, and the released vocabulary has {size} tokens "
-                f"where its model has {n_vocab}; put the two files of its vocabulary there (the released ones lie in "
-                f"{os.path.dirname(encoder.__file__)})"
+                f"where its model has {n_vocab}; put the files of its own vocabulary there (of a Hugging Face model "
+                "tokenizer.json, or vocab.json and merges.txt)"
             )
         if size > n_vocab:
             raise ValueError(
@@ -208,12 +207,16 @@ def find_prefix(path: str | os.PathLike) -> str:
 
     In a folder: what its `checkpoint` file names, if that is there; else the checkpoint with the
     highest step; else the file with the weights of a Hugging Face folder. Raises FileNotFoundError; ValueError for a
-    checkpoint in TensorFlow's V1 format.
+    checkpoint in TensorFlow's V1 format, a Keras file and a SavedModel.
     """
     path = os.fsdecode(path)
     if is_weights_file(path) and os.path.isfile(path):
         refuse_half(os.path.dirname(path))
         return path
+    if path.endswith(".keras") and os.path.isfile(path):
+        raise ValueError(f"{path} is a Keras file; keras.models.load_model opens it, gpt2tf.save_checkpoint saves it")
+    if os.path.exists(os.path.join(path, "saved_model.pb")):
+        raise ValueError(f"{path} is a SavedModel, which is only to be run; name the model that it was made of")
     if not os.path.isdir(path):
         prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path)
         if not (os.path.exists(prefix + ".index") or glob.glob(glob.escape(prefix) + ".data-*")):

@@ -21,9 +21,9 @@ INDEX, DATA = "model.ckpt.index", "model.ckpt.data-00000-of-00001"
 SMALL = HParams(n_vocab=300, n_ctx=8, n_embd=16, n_head=2, n_layer=1)
 
 
-def other(hparams=None):
+def other():
     """An untrained model of the sizes of tiny-a, with tiny-a's vocabulary."""
-    return GPT2(hparams or read_hparams(TINY / "hparams.json"), vocabulary=encoder.read_vocabulary(TINY))
+    return GPT2(read_hparams(TINY / "hparams.json"), vocabulary=encoder.read_vocabulary(TINY))
 
 
 def files(folder):
@@ -189,7 +189,7 @@ def test_permissions_follow_the_umask(tmp_path, tiny, mask):
     before = os.umask(mask)
     try:
         save_checkpoint(tiny, tmp_path / "m")
-        save_checkpoint(other(SMALL), tmp_path / "n")
+        save_checkpoint(GPT2(SMALL, vocabulary=encoder.released(300)), tmp_path / "n")
         save_checkpoint(tiny, tmp_path / "n")
     finally:
         os.umask(before)

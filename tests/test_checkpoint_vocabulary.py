@@ -120,7 +120,8 @@ def test_an_unknown_vocabulary_is_refused_by_the_name_of_what_would_have_been_ta
     assert code == 1
     assert line == (
         f"{folder} has no encoder.json and vocab.bpe, and the released vocabulary has 50257 tokens where its model has "
-        f"1000; put the two files of its vocabulary there (the released ones lie in {encoder.vocabulary.PACKAGE})"
+        "1000; put the files of its own vocabulary there (of a Hugging Face model tokenizer.json, or vocab.json and "
+        "merges.txt)"
     )
 
 

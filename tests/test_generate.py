@@ -1,5 +1,6 @@
 """The Generator: the recorded runs, prompts of different lengths, stops, streams, threads, and what is compiled."""
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -480,6 +481,22 @@ def test_refresh_takes_the_weights_as_they_are_now(monkeypatch, dtype, gpu):
     generator.refresh(second)
     assert [lists(generator.generate(prompts, **options)) for prompts in asked] == expected != before
     assert generator.compilations == compilations
+
+
+def test_refresh_takes_no_other_model():
+    net = GPT2(SMALL, initial_value=other_start(1))
+    generator = Generator(net, jit_compile=False)
+    before = lists(generator.generate([[1, 2]], 5, seed=1))
+    for change in ({"n_head": 1}, {"n_vocab": 10}, {"n_layer": 2}, {"n_ctx": 16}):
+        with pytest.raises(ValueError, match="make another Generator"):
+            generator.refresh(GPT2(dataclasses.replace(SMALL, **change), initial_value=other_start(2)))
+    assert lists(generator.generate([[1, 2]], 5, seed=1)) == before
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"seed": 2**32}, {"seed": 1.5}, {"top_k": 1.5}, {"stop": [1, 2]}])
+def test_arguments_that_cannot_be(graph, options):
+    with pytest.raises((ValueError, TypeError), match="seed is|float|list"):
+        graph.generate([[1, 2]], 2, **options)
 
 
 def other_start(seed):

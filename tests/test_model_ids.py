@@ -127,6 +127,12 @@ def test_kerass_own_loss_is_looked_after_too():
         model.fit(X, np.full_like(Y, -100), verbose=0)
 
 
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3)])
+def test_no_tokens_are_no_error_in_a_graph(eager, shape):
+    graph = entries(eager)["graph"]
+    assert graph(np.zeros(shape, np.int64), None).shape == (*shape, 300)
+
+
 def test_what_is_no_whole_number_is_refused(eager):
     with pytest.raises(ValueError, match="token 1.5 is not a whole number"):
         eager(np.array([[1.0, 1.5]]))

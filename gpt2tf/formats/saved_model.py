@@ -58,7 +58,8 @@ def write_saved_model(model: GPT2, path: str | os.PathLike) -> None:
         try:
             tf.saved_model.save(module, part, signatures)
         except tf.errors.OpError as error:
-            raise OSError(f"cannot write {os.fspath(path)}: {error.message.splitlines()[0]}") from None
+            reason = error.message.splitlines()[0].split("; ")[-1].removesuffix(" [Op:SaveV2]")
+            raise OSError(f"cannot write {os.fspath(path)}: {reason}") from None
 
 
 class Request(NamedTuple):

@@ -65,6 +65,15 @@ class KerasModel(keras.Model):
             )
         self._vocabulary = value
 
+    def check_finite(self) -> None:
+        """Raises ValueError that names a variable with a NaN or an infinity."""
+        for variable in self.variables:
+            if not tf.reduce_all(tf.math.is_finite(variable.value)):
+                raise ValueError(
+                    f"{variable.path} has values that are not finite, so the model is not saved; go on from the last "
+                    "save, with a lower learning rate"
+                )
+
     def get_config(self):
         """What `model.save` writes and `keras.models.load_model` reads; the weights are written beside it."""
         sizes, rates = dataclasses.asdict(self.hparams), dataclasses.asdict(self.dropout)

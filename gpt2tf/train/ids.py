@@ -29,7 +29,9 @@ def as_ids(tokens, n_vocab: int, kind: str = "token", ignored: int | None = None
     ok = tf.reduce_all(fine)
     if not tf.is_symbolic_tensor(ok) and ok:
         return tf.cast(tf.maximum(ids, 0), tf.int32), True
-    wrong = tf.reshape(tokens, [-1])[tf.argmin(tf.reshape(tf.cast(fine, tf.int32), [-1]))]
+    flat = tf.concat([tf.reshape(fine, [-1]), [True]], axis=0)  # one more, since there may be none
+    values = tf.concat([tf.reshape(tokens, [-1]), tf.zeros([1], tokens.dtype)], axis=0)
+    wrong = values[tf.argmin(tf.cast(flat, tf.int32))]
     limit = f"is not a whole number from 0 to {n_vocab - 1}; the vocabulary has {n_vocab} tokens"
     with tf.control_dependencies(refuse_unless(ok, kind, wrong, limit)):
         return tf.cast(tf.where(fine & (ids >= 0), ids, 0), tf.int32), tf.identity(ok)

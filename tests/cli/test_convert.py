@@ -38,6 +38,14 @@ def test_there_and_back_is_the_same_to_the_byte(convert, tmp_path, source):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "new"]
 
 
+@pytest.mark.parametrize("to, name", [("keras", "k.keras"), ("saved_model", "served")])
+def test_what_is_no_source_is_named(convert, tmp_path, to, name):
+    assert convert(TINY, tmp_path / name, "--to", to)[0] == 0
+    code, err = convert(tmp_path / name, tmp_path / "new", "--to", "openai")
+    what = {"keras": "is a Keras file; keras.models.load_model opens it", "saved_model": "is a SavedModel"}[to]
+    assert code == 1 and f"{tmp_path / name} {what}" in err and err.count("\n") == 1
+
+
 def test_a_target_that_is_there_is_refused(convert, tmp_path):
     (tmp_path / "there").mkdir()
     code, err = convert(TINY, tmp_path / "there", "--to", "hf")

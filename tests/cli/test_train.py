@@ -320,7 +320,7 @@ def test_the_vocabulary_of_another_model_is_refused(gpt2tf, place, sizes, vocabu
     save_checkpoint(GPT2(hparams, initial_value=lambda _, shape: np.zeros(shape, np.float32)), place / "mixed")
     for file in ("encoder.json", "vocab.bpe", *(["hparams.json"] if sizes != "in a file" else [])):
         (place / "mixed" / file).unlink(missing_ok=True)
-    said = "the released vocabulary has 50257 tokens where its model has 300; put the two files of its vocabulary there"
+    said = "the released vocabulary has 50257 tokens where its model has 300; put the files of its own vocabulary there"
     if vocabulary != "none":
         encoder.write_vocabulary(place / "mixed", 400)
         said = "has 400 tokens, its model has 300; put the files of one model together"
