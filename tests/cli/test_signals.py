@@ -30,7 +30,7 @@ from gpt2tf.train.update import Trainer
 update = Trainer.update
 Trainer.update = lambda self, step, tokens: update(self, step, tokens) if step < 3 else time.sleep(600)
 """
-STOPPING = "gpt2tf train: stopping after this update, which is saved; {} again leaves at once, without saving\n"
+STOPPING = "gpt2tf train: stopping after this update, which is saved; {} leaves at once, without saving\n"
 PATIENCE = 60  # seconds; only a failing test waits so long
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
@@ -63,7 +63,7 @@ def assert_saved(folder):
     assert not [name for name in os.listdir(folder) if name.endswith(".part") or name.startswith(".")]
 
 
-@pytest.mark.parametrize("number, again", [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "Ctrl-C")])
+@pytest.mark.parametrize("number, again", [(signal.SIGTERM, "SIGTERM again"), (signal.SIGHUP, "Ctrl-C")])
 def test_a_signal_saves_also_where_it_comes_twice(start, tmp_path, number, again):
     """As `timeout` sends it to a process and then to its group, and a terminal that closes by two ways."""
     process = start()
