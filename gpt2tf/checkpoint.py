@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf import encoder, names
-from gpt2tf.files import refuse_pointer
+from gpt2tf.files import DAMAGED, refuse_pointer
 from gpt2tf.formats import hugging_face
 from gpt2tf.formats.hugging_face_config import is_weights_file
 from gpt2tf.hparams import HParams, read_hparams, write_hparams
@@ -33,7 +33,6 @@ from gpt2tf.model import GPT2
 
 CHECKPOINT_STATE = 'model_checkpoint_path: "{0}"\nall_model_checkpoint_paths: "{0}"\n'
 SCRATCH = ".saving-"  # starts the name of the folder in which a model is written before it takes its place
-DOWNLOAD_AGAIN = "it is damaged or not fully downloaded; get the file again"
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class Weights(Mapping):
         if found != expected:
             raise ValueError(
                 f"{', '.join(self.data)} has {found:,} bytes, its index says {expected:,}; "
-                + ("it belongs to another index or has something appended" if found > expected else DOWNLOAD_AGAIN)
+                + ("it belongs to another index or has something appended" if found > expected else DAMAGED)
             )
 
 
@@ -313,7 +312,7 @@ def _damage_in(*files: str, reading: str = ""):
     try:
         yield
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{', '.join(files)}: {reading}{first_line(error)}; {DOWNLOAD_AGAIN}") from None
+        raise ValueError(f"{', '.join(files)}: {reading}{first_line(error)}; {DAMAGED}") from None
 
 
 def first_line(error: Exception, folder: str | None = None) -> str:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import TextIO
 
+DAMAGED = "it is damaged or not fully downloaded; get the file again"
 LONGEST_NAME = 255  # bytes of the name of a file, on all common file systems
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # how the note begins that Git LFS leaves for a file
 ERRORS = {"stdin": "surrogateescape", "stdout": "replace", "stderr": "backslashreplace"}  # with which any text passes

@@ -73,8 +73,7 @@ class Generator:
         first: tuple[int, int, int] | None = None,
         device: str | None = None,
     ):
-        if dtype not in checks.DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(checks.DTYPES)}")
+        checks.one_of(checks.DTYPES)("dtype", dtype)
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
             vocabulary = model.vocabulary

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpt2tf import encoder, names
-from gpt2tf.files import appearing, refuse_taken
-from gpt2tf.formats.hugging_face_config import DAMAGED, WEIGHTS_FILES, Config, parts, write_config, write_json
+from gpt2tf.files import DAMAGED, appearing, refuse_taken
+from gpt2tf.formats.hugging_face_config import WEIGHTS_FILES, Config, parts, write_config, write_json
 
 if TYPE_CHECKING:
     from gpt2tf.model import GPT2

@@ -12,13 +12,12 @@ import json
 import os
 from typing import Any
 
-from gpt2tf.files import refuse_pointer
+from gpt2tf.files import DAMAGED, refuse_pointer
 from gpt2tf.hparams import HParams
 
 CONFIG = "config.json"
 PICKLE = "pytorch_model.bin"
 WEIGHTS_FILES = ("model.safetensors", "model.safetensors.index.json", PICKLE, f"{PICKLE}.index.json")
-DAMAGED = "it is damaged or not fully downloaded; get the file again"
 
 # Names of a size in config.json, the one that transformers writes first.
 SIZES = {
