@@ -15,6 +15,7 @@ setup(
         "test": ["pytest", "pytest-xdist", "hypothesis", "safetensors", "ruff==0.17.6", "setuptools", "wheel"],
         "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],
         "hf": ["safetensors"],
+        "paper": ["rouge-score", "sacrebleu"],
         "gpu": ["tensorflow[and-cuda]>=2.16"],
     },
     entry_points={"console_scripts": ["gpt2tf=gpt2tf.cli:main"]},
