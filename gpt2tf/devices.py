@@ -44,6 +44,11 @@ def use_device(device: str, tf32: bool = False) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
 
 
+def platform() -> str:
+    """For which kind of device programs are made: "GPU" where TensorFlow uses one, else "CPU"."""
+    return "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+
+
 def all_devices() -> list[str]:
     """The names of all GPUs of this machine, or of its CPU's devices where there is none."""
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")

@@ -10,6 +10,9 @@ logits and a choice, and a prompt of one token needs no prefill. Rows are padded
 tokens go to the cache positions behind the longest prompt, the same for every row, and the gap of a shorter prompt is
 masked. Positions of the embedding are counted by row, without the gap.
 
+The cache is kept in variables, which both programs write in place: XLA copies what is an argument and a result of a
+program.
+
 To start sooner, both are compiled on the memory that the weights are read into at the same time: on a CPU tensors are
 made of it without a copy.
 """
@@ -26,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import checks, encoder
+from gpt2tf import checks, devices, encoder
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.choose import Options, choose_token
 from gpt2tf.decode.network import Network
@@ -53,7 +56,7 @@ class State(NamedTuple):
 
     token: tf.Tensor  # [batch] int32, the last one of each row, not in the cache yet
     done: tf.Tensor  # [batch] bool, whether it has met the stop token
-    cache: tuple[tf.Tensor, tf.Tensor]  # as of Network.empty_cache
+    cache: tuple[tf.Variable, tf.Variable]  # as of Network.empty_cache
 
 
 class Generator:
@@ -63,6 +66,7 @@ class Generator:
     packed form). dtype: of the matrices, float32, bfloat16, float16 or int8. jit_compile: False runs the same graph
     without XLA, to compare. first: what `compile` takes, if it is known what will be asked first; it is then done
     while the weights are read. device: the name of TensorFlow's device to compute on; its own choice if not given.
+    platform: the kind of device that programs are made for, "CPU" or "GPU"; the one that is there if not given.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Generator:
         jit_compile: bool = True,
         first: tuple[int, int, int] | None = None,
         device: str | None = None,
+        platform: str | None = None,
     ):
         checks.one_of(checks.DTYPES)("dtype", dtype)
         if isinstance(model, GPT2):
@@ -84,14 +89,14 @@ class Generator:
         self._device = device
         self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
         self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)
-        self._ops, self._making = Ops(jit_compile), threading.Lock()
-        streams = streams_for(first[0] if first else 1)
+        self._ops, self._making = Ops(jit_compile, platform or devices.platform()), threading.Lock()
+        streams = streams_for(first[0] if first else 1, self._ops.platform)
         arrays = allocate(self.hparams, dtype, streams)
         self._arrays: dict[int, Weights] = {streams: arrays}  # by the streams of their layout
         self._networks: dict[int, Network] = {}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             filled = pool.submit(fill, arrays, weights, self.hparams)
-            if tf.config.get_visible_devices("GPU"):  # where tensors are copies
+            if self._ops.on_gpu:  # where tensors are copies
                 filled.result()
             if first:
                 self.compile(*first)
@@ -125,12 +130,29 @@ class Generator:
     def compile(self, batch_size: int, n_prompt: int, length: int) -> None:
         """Compile for batch_size prompts of up to n_prompt tokens, so that such a call starts at once.
 
-        It runs through no layer and makes no token: the weights need not be there yet.
+        It makes no token, and on a CPU runs through no layer: the weights need not be there yet.
         """
         prompts, last = self._padded([[0] * n_prompt] * batch_size, length)
         if length:
-            noise, state = self._begin(prompts, last, np.zeros([length, batch_size]), n_layer=0)
-            self._steps(state, prompts.lengths, (0, 0), noise, (NO_STOP, Options.of()))
+            noise, state = self._begin(prompts, last, np.zeros([length, batch_size]))
+            self._fill(prompts, state, n_layer=0)
+            self._decode(*self._loop_arguments(state, prompts.lengths, (0, 0), noise, (NO_STOP, Options.of())))
+
+    def lower(self, batch_size: int, n_prompt: int, length: int) -> dict[str, str]:
+        """The programs of such a call as HLO, XLA's text, as XLA is given them. Nothing is compiled or run.
+
+        {"prefill": of the prompts without their last tokens, if they have more; "decode": the token loop}
+        """
+        prompts, last = self._padded([[0] * n_prompt] * batch_size, length)
+        noise, state = self._begin(prompts, last, np.zeros([length, batch_size]))
+        loop = self._loop_arguments(state, prompts.lengths, (0, length), noise, (NO_STOP, Options.of()))
+        prefill = tf.constant(prompts.tokens), tf.constant(self.hparams.n_layer), state.cache
+        programs = {"prefill": (self._prefill, prefill)} if prompts.tokens.size else {}
+        programs["decode"] = self._decode, loop
+        return {
+            name: function.experimental_get_compiler_ir(*arguments)(stage="hlo")
+            for name, (function, arguments) in programs.items()
+        }
 
     def generate(self, prompts: Sequence[Sequence[int]], length: int, **options) -> list[np.ndarray]:
         """Sample `length` tokens after each of the prompts.
@@ -179,14 +201,15 @@ class Generator:
     def _network(self, batch: int) -> Network:
         """The network in the layout for so many rows. A second layout takes the memory of another copy."""
         with self._making, tf.init_scope(), tf.device(self._device):  # tensors of no graph, whichever is being traced
-            streams = streams_for(batch)
+            streams = streams_for(batch, self._ops.platform)
             if streams not in self._networks:
                 if streams not in self._arrays:
                     arrays = in_streams(next(iter(self._arrays.values())), streams)
                     if not self._networks:  # nothing uses the other layout yet, which is not kept
                         self._arrays.clear()
                     self._arrays[streams] = arrays
-                self._networks[streams] = Network(as_tensors(self._arrays[streams]), self.hparams, self._ops)
+                tensors = as_tensors(self._arrays[streams], self._ops.platform)
+                self._networks[streams] = Network(tensors, self.hparams, self._ops)
             return self._networks[streams]
 
     def _padded(self, prompts, length: int) -> tuple[Prompts, np.ndarray]:
@@ -209,11 +232,12 @@ class Generator:
     def _chunks(self, prompts: Prompts, last, noise, ends, chunk: int):
         """Yields lists of [steps] int32, one for each row. ends: (stop token, options of the choice)"""
         length = len(noise)
-        noise, state = self._begin(prompts, last, noise, self.hparams.n_layer)
+        noise, state = self._begin(prompts, last, noise)
+        self._fill(prompts, state, self.hparams.n_layer)
         done, step = np.zeros([len(last)], bool), 0
         while step < length and not done.all():
             bounds = step, min(length, step + chunk)
-            made, end, finite, token, cache = self._steps(state, prompts.lengths, bounds, noise, ends)
+            made, end, finite, token = self._decode(*self._loop_arguments(state, prompts.lengths, bounds, noise, ends))
             if not finite:
                 raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
             made = made.numpy()[step : int(end)]  # [steps, batch]
@@ -221,10 +245,10 @@ class Generator:
             before = np.cumsum(stops, axis=0) - stops  # [steps, batch], stops of the row before each token
             yield [column[(count == 0) & ~over] for column, count, over in zip(made.T, before.T, done, strict=True)]
             done |= stops.any(axis=0)
-            state = State(token, done, cache)
+            state = State(token, done, state.cache)
 
-    def _begin(self, prompts: Prompts, last, noise, n_layer: int):
-        """noise: [length, batch] -> (noise with a row for each cache position, the state after the prompts)"""
+    def _begin(self, prompts: Prompts, last, noise):
+        """noise: [length, batch] -> (noise with a row for each cache position, the state before the prompts)"""
         batch, bucket = prompts.tokens.shape
         length = len(noise)
         # The longest prompt and the length never need more than n_ctx positions.
@@ -232,26 +256,34 @@ class Generator:
         room = np.zeros([src, batch])  # [src, batch], one size for all lengths that fit a cache
         room[:length] = noise
         with tf.device(self._device):
-            if bucket and length:
-                cache = self._prefill(tf.constant(prompts.tokens), src, tf.constant(n_layer))
-            else:  # prompts of one token, and nothing in front of it
-                cache = self._network(batch).empty_cache(batch, src)
-        return room, State(last, np.zeros([batch], bool), cache)
+            cache = (tf.Variable(zeros, trainable=False) for zeros in self._network(batch).empty_cache(batch, src))
+            return room, State(last, np.zeros([batch], bool), tuple(cache))
 
-    def _steps(self, state: State, lengths, bounds, noise, ends):
-        """`_token_loop`, called with arrays and numbers, which as tensors are no part of what is compiled."""
+    def _fill(self, prompts: Prompts, state: State, n_layer: int) -> None:
+        """Run prefill, if there is anything in front of the prompts' last tokens."""
+        if prompts.tokens.size:
+            with tf.device(self._device):
+                self._prefill(tf.constant(prompts.tokens), tf.constant(n_layer), state.cache)
+
+    def _loop_arguments(self, state: State, lengths, bounds, noise, ends):
+        """Those of `_token_loop`, with arrays and numbers as tensors, which are no part of what is compiled."""
         with tf.device(self._device):
-            return self._decode(*tf.nest.map_structure(tf.convert_to_tensor, (state, lengths, bounds, noise, ends)))
+            token, done, lengths, noise = map(tf.convert_to_tensor, (state.token, state.done, lengths, noise))
+            bounds, ends = tf.nest.map_structure(tf.convert_to_tensor, (bounds, ends))
+            return State(token, done, state.cache), lengths, bounds, noise, ends
 
-    def _fill_cache(self, tokens, src: int, n_layer):
-        """tokens: [batch, seq] -> the cache of src positions"""
-        return self._network(tokens.shape[0]).prefill(tokens, src, n_layer)[1]
+    def _fill_cache(self, tokens, n_layer, cache):
+        """tokens: [batch, seq], into the first positions of the cache"""
+        network = self._network(tokens.shape[0])
+        _, filled = network.prefill(tokens, tuple(each.read_value() for each in cache), n_layer)
+        for variable, value in zip(cache, filled, strict=True):
+            variable.assign(value)
 
     def _token_loop(self, state: State, lengths, bounds, noise, ends):
         """The steps from bounds[0] to bounds[1]; each runs one token through the network and chooses the next.
 
         lengths: [batch], of the prompts, which have the first cache positions up to the longest; noise: [src, batch]
-        -> (tokens [src, batch], made from the first step to end; end; whether all logits were finite; token; cache)
+        -> (tokens [src, batch], made from the first step to end; end; whether all logits were finite; token)
         """
         src, network, n_vocab = tf.range(noise.shape[0]), self._network(noise.shape[1]), self._real_tokens
         (first, last), (stop, options), width = bounds, ends, tf.reduce_max(lengths)
@@ -268,6 +300,8 @@ class Generator:
         end, token, _, finite, out, *cache = tf.while_loop(
             lambda step, token, done, finite, *_: (step < last) & finite & ~tf.reduce_all(done),
             body,
-            (first, state.token, state.done, True, out, *state.cache),
+            (first, state.token, state.done, True, out, *(each.read_value() for each in state.cache)),
         )
-        return out, end, finite, token, tuple(cache)
+        for variable, value in zip(state.cache, cache, strict=True):
+            variable.assign(value)
+        return out, end, finite, token

@@ -11,8 +11,9 @@ from gpt2tf.decode.weights import pack
 class Logits:
     """Logits of right-padded prompts and of tokens that follow them, from one Network."""
 
-    def __init__(self, net, weights, dtype, jit_compile, batch=1):
-        self.network = Network(pack(weights, net.hparams, dtype, batch), net.hparams, Ops(jit_compile))
+    def __init__(self, net, weights, dtype, jit_compile, batch=1, platform="CPU"):
+        packed = pack(weights, net.hparams, dtype, platform, batch)
+        self.network = Network(packed, net.hparams, Ops(jit_compile, platform))
         self.first = tf.function(self.network.prefill, jit_compile=jit_compile, autograph=False)
         self.next = tf.function(self.network.decode_step, jit_compile=jit_compile, autograph=False)
         self.n_vocab = net.hparams.n_vocab
@@ -27,7 +28,7 @@ class Logits:
         cache = self.network.empty_cache(len(lengths), src)
         if width:
             prompt = np.where(np.arange(width) < lengths[:, None], tokens[:, :width], 0)
-            _, cache = self.first(tf.constant(prompt), src)
+            _, cache = self.first(tf.constant(prompt), cache)
         found = []
         slots = np.arange(src)
         for i in range(1 + n_next):

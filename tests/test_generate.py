@@ -35,9 +35,19 @@ def graph(tiny):
     return Generator(tiny, jit_compile=False)
 
 
-@pytest.fixture(params=["xla", "graph"])
+@pytest.fixture(scope="module")
+def gpu(tiny):
+    return Generator(tiny, jit_compile=False, platform="GPU")
+
+
+@pytest.fixture(scope="module")
+def gpu_xla(tiny):
+    return Generator(tiny, platform="GPU")
+
+
+@pytest.fixture(params=["xla", "graph", "gpu"])
 def generator(request):
-    """The tiny model, with XLA and without."""
+    """The tiny model, with XLA and without, and in the form for a GPU."""
     return request.getfixturevalue(request.param)
 
 
@@ -51,8 +61,10 @@ def reference(net, prompts, length, noise, **options):
     ]
 
 
+@pytest.mark.parametrize("form", ["xla", "graph", "gpu", "gpu_xla"])
 @pytest.mark.parametrize("case", recorded("tiny-a"))
-def test_equals_the_recorded_runs(generator, case):
+def test_equals_the_recorded_runs(request, form, case):
+    generator = request.getfixturevalue(form)
     batch_size, length = case["batch_size"], case["length"]
     for run, tokens in enumerate(case["runs"]):
         noise = sampling_noise(*map(tuple, case["op_seeds"]), length=length, batch_size=batch_size, run=run)
@@ -465,13 +477,11 @@ def log_probabilities(logits, tokens):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("gpu", [False, True])
-def test_refresh_takes_the_weights_as_they_are_now(monkeypatch, dtype, gpu):
+@pytest.mark.parametrize("platform", ["CPU", "GPU"])
+def test_refresh_takes_the_weights_as_they_are_now(dtype, platform):
     """In every layout that is in use, and in the variables that a GPU's copies are; nothing is compiled for it."""
-    if gpu:
-        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
     first, second = (GPT2(SMALL, initial_value=other_start(seed)) for seed in (1, 2))
-    generator, fresh = (Generator(net, dtype, jit_compile=False) for net in (first, second))
+    generator, fresh = (Generator(net, dtype, jit_compile=False, platform=platform) for net in (first, second))
     asked = [(prompts_of(*[3] * batch), batch) for batch in (1, 5)]
     asked = [[[token % SMALL.n_vocab for token in prompt] for prompt in prompts] for prompts, _ in asked]
     options = {"length": 6, "seed": 3}

@@ -13,6 +13,7 @@ from gpt2tf.hparams import HParams
 from gpt2tf.names import is_matrix, variable_shapes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}  # of a key's or value's number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,13 @@ def _attention_operations(hparams: HParams, n: int) -> int:
 
 
 def decode_cost(hparams: HParams, case: Case) -> Cost:
-    """Of one token that the loop makes: its share of the weights (of wpe a row), and its float32 keys and values."""
+    """Of one token that the loop makes: its share of the weights (of wpe a row), and its keys and values."""
     h = hparams
     shared = weight_bytes(h, case.dtype) - 4 * h.n_ctx * h.n_embd
     past = 2 * h.n_layer * h.n_embd * case.position  # numbers
     operations = 2 * sum(_matrix_weights(h)) + 2 * past
-    return Cost(shared / case.batch_size + 4 * (h.n_embd + past), operations)
+    own = 4 * h.n_embd + CACHE_BYTES[case.dtype] * past
+    return Cost(shared / case.batch_size + own, operations)
 
 
 def training_operations(hparams: HParams, batch_size: int, window: int) -> float:

@@ -31,7 +31,7 @@ from gpt2tf.checkpoint import load_weights
 from gpt2tf.decode.network import Network
 from gpt2tf.decode.ops import Ops
 from gpt2tf.decode.weights import pack
-from gpt2tf.devices import use_device
+from gpt2tf.devices import platform, use_device
 from gpt2tf.generate import Generator
 from gpt2tf.hparams import HParams
 
@@ -224,10 +224,10 @@ def log_probability_difference(
     lengths = np.linspace(seq / batch_size, seq, batch_size).astype(np.int32)  # [batch]
     found = []
     for each in ("float32", dtype):
-        net = Network(pack(weights, hparams, each), hparams, Ops(jit_compile))
+        net = Network(pack(weights, hparams, each, platform()), hparams, Ops(jit_compile, platform()))
 
         def last_logits(tokens, lengths, net=net):
-            h, _ = net.prefill(tokens, seq)  # [batch, seq, features]
+            h, _ = net.prefill(tokens, net.empty_cache(batch_size, seq))  # [batch, seq, features]
             return net.logits(tf.gather(h, lengths - 1, batch_dims=1))  # [batch, padded vocab]
 
         compiled = tf.function(last_logits, jit_compile=jit_compile, autograph=False)

@@ -18,6 +18,7 @@ from gpt2tf import checks
 from gpt2tf.bench.plan import ALL_CASES, PEERS, Case, Plan
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, silence_tensorflow
+from gpt2tf.files import replacing
 from gpt2tf.locate import ModelFiles
 
 # Heading, width, and what of a row stands there.
@@ -82,6 +83,8 @@ def add_flags(parser) -> None:
     flag("--all", action="store_true", help=whole)
     update = "instead: an update of the weights, on batch_size windows of length tokens"
     flag("--train", action="store_true", help=update)
+    programs = "instead: write the programs for a cpu or gpu, which need not be here: DIR/prefill.hlo and decode.hlo"
+    flag("--lower", nargs=2, metavar=("cpu|gpu", "DIR"), help=programs)
     flag("--peers", type=_list(_one_of(PEERS)), default=[], help=f"some of {','.join(PEERS)} to measure beside it")
     python = "the program that runs the peers, of any Python that has them (this one)"
     flag("--peer_python", type=_python, default=sys.executable, metavar="PATH", help=python)
@@ -94,6 +97,11 @@ def run(args) -> None:
     """Run the command; args are the parsed flags."""
     files = ModelFiles.find(args.model_name, args.models_dir)
     prefix, n_ctx = files.prefix, files.hparams and files.hparams.n_ctx
+    if args.lower:
+        if args.lower[0] not in ("cpu", "gpu"):
+            raise UsageError(f"--lower is for {args.lower[0]!r}; it must be cpu or gpu, and then a folder")
+        if args.all or args.train or len(args.dtype) > 1 or len(args.batch_size) > 1:
+            raise UsageError("--lower writes the programs of one case; give one dtype and one batch_size")
     if n_ctx and not args.all:
         try:
             checks.check_window(n_ctx, args.prompt_length, args.length)
@@ -105,11 +113,13 @@ def run(args) -> None:
         handler.addFilter(lambda record: record.name != "gpt2tf.checkpoint")  # a model is loaded for each row
     import tensorflow as tf
 
+    from gpt2tf import devices
     from gpt2tf.bench import machine, speed, training
-    from gpt2tf.devices import use_device
 
-    use_device(args.device)
-    device = "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
+    devices.use_device(args.device)
+    if args.lower:
+        return _lower(files, args)
+    device = devices.platform().lower()
     plan = Plan(args.top_k, args.runs, device, tuple(args.peers), args.peer_python)
     limits = machine.measure_limits(device)
     report = {"model": args.model_name, "device": device, "cores": os.cpu_count(), "tensorflow": tf.__version__}
@@ -129,6 +139,18 @@ def run(args) -> None:
     if args.all and not args.train:
         report |= _whole(speed, prefix, args)
     print(json.dumps(report, indent=2) if args.json else legend.format(runs=args.runs))
+
+
+def _lower(files: ModelFiles, args) -> None:
+    """Write the programs of generation."""
+    from gpt2tf.generate import Generator
+
+    device, folder = args.lower
+    generator = files.load(lambda prefix: Generator(prefix, args.dtype[0], platform=device.upper()))
+    os.makedirs(folder, exist_ok=True)
+    for name, text in generator.lower(args.batch_size[0], args.prompt_length, args.length).items():
+        with replacing(os.path.join(folder, f"{name}.hlo")) as file:
+            file.write(text.encode())
 
 
 def _cases(args, n_ctx: int | None) -> list[Case]:

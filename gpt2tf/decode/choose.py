@@ -72,11 +72,27 @@ def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
     x = tf.where(tf.range(padded) < n_vocab, logits / tf.where(greedy, 1.0, temperature), -float("inf"))
     x = ops.barrier(tf.reshape(x, [-1, padded // BLOCK, BLOCK]))  # [batch, block, lane]
     finite = ops.total(tf.cast(tf.math.is_finite(x), tf.float32)) == n_vocab  # [batch]
-    key = ops.barrier(float_key(x))  # [batch, block, lane]
     largest = tf.reduce_max(x, axis=[1, 2])  # [batch]
-    cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest))
-    cut = _top_p_cut(ops, x, key, cut, p)
-    return _pick(ops, x, key >= cut[:, None, None], largest, u), finite
+    if ops.on_gpu:
+        kept = x >= _cut(ops, x, k, p)[:, None, None]
+    else:
+        key = ops.barrier(float_key(x))  # [batch, block, lane]
+        cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest))
+        kept = key >= _top_p_cut(ops, x, key, cut, p)[:, None, None]
+    return _pick(ops, x, kept, largest, u), finite
+
+
+def _cut(ops, x, k, p):
+    """The least logit that top-k and then top-p keep, [batch], by sorting them. x: [batch, block, lane]"""
+    blocks, lanes = x.shape[1:]
+    x = -ops.sort(tf.reshape(-x, [-1, blocks * lanes]))  # [batch, rank], the largest first
+    x = tf.where(x >= tf.gather(x, [k - 1], axis=1), x, -float("inf"))  # what ties with the k-th stays
+    e = tf.reshape(tf.exp(x - x[:, :1]), [-1, blocks, lanes])  # [batch, block, lane]
+    ends = tf.cumsum(tf.reduce_sum(e, axis=-1), axis=-1)  # [batch, block]
+    cdf = (ends - tf.reduce_sum(e, axis=-1))[..., None] + tf.cumsum(e, axis=-1)  # [batch, block, lane]
+    fits = tf.cast(cdf <= p * ends[:, -1:, None], tf.int32)
+    n = tf.where(p < 1, tf.reduce_sum(fits, axis=[1, 2]), k)  # [batch]
+    return tf.gather(x, tf.maximum(n - 1, 0), batch_dims=1)  # [batch]
 
 
 def _top_k_cut(ops, key, k, n_vocab, largest):

@@ -2,11 +2,13 @@
 
 Mirrors openai/gpt-2 src/model.py by calling the functions of `gpt2tf.model` (block, mlp, norm, gelu, attention weights)
 on the tensors of `gpt2tf.decode.weights`. The embedding's sum, norms, softmax and logits stay in float32. Differences:
-the cache is preallocated; keys are [layer, batch, heads, src, head_features] and values [layer, batch, heads,
-head_features, src], because so one token's attention reads both in place.
+the cache is preallocated, in float16 where weights are narrower than float32; keys are [layer, batch, heads, src,
+head_features] and values [layer, batch, heads, head_features, src], because so one token's attention reads both in
+place.
 
-A few rows of activations are multiplied by a layer's matrix where it is, through a switch over the layers; a slice of
-the stack, which many rows and 16 bits take, is copied first.
+On a CPU a few rows of activations are multiplied by a layer's matrix where it is, through a switch over the layers; a
+slice of the stack, which many rows and 16 bits take, is copied first. On a GPU each layer has matrices of its own, and
+nothing depends on data, for which the host would have to wait: no switch, and no loop but that over the tokens.
 """
 
 from __future__ import annotations
@@ -33,19 +35,25 @@ class Network:
         self.hparams = hparams
         self.ops = ops
         self.one = tf.constant(1.0)
+        # Of narrower weights in float16: three bits more than bfloat16, and one instruction of a CPU.
+        self.cache_dtype = tf.float32 if weights["wte"].array.dtype == tf.float32 else tf.float16
 
     def dense(self, x, name: str, layer=None):
         """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
         matrix = self.weights[name]
-        # The division keeps what made x out of the product's kernel, where it would be made again for each row.
-        x = x / self.one
-        if streams_for(x.shape[0]) == 1:
-            y = self._matmul(x, matrix, layer)
+        if self.ops.on_gpu:
+            y = self.ops.matmul(x, matrix.layers[layer] if matrix.layers else _rows(matrix.array))
+        elif streams_for(x.shape[0], self.ops.platform) == 1:
+            y = self._matmul(self._apart(x), matrix, layer)
         else:
             # [streams, groups, out / groups, in / streams], [rows, in]
-            w, x = self.ops.barrier(_of_layer(matrix.array, layer), x)
+            w, x = self.ops.barrier(_of_layer(matrix.array, layer), self._apart(x))
             y = tf.stack([self._matvec(row, tf.cast(w, tf.float32)) for row in tf.unstack(x)])  # [rows, out]
         return y if matrix.scale is None else y * _of_layer(matrix.scale, layer)
+
+    def _apart(self, x):
+        """x, kept out of the kernel of a product on a CPU, where it would be made again for each row of the weights."""
+        return x / self.one
 
     def _matmul(self, x, matrix: Matrix, layer):
         """x: [rows, in] float32 -> [rows, out] float32, without the scale of int8"""
@@ -107,10 +115,10 @@ class Network:
                 return model.mlp(x, *mlp_layers)
 
             h, cache = model.block(h, self.norm("ln_1", layer), attn, self.norm("ln_2", layer), mlp)
-            return (layer + 1, h, *cache)
+            return (h, *cache)
 
-        n_layer = self.hparams.n_layer if n_layer is None else n_layer
-        _, h, *cache = tf.while_loop(lambda layer, *_: layer < n_layer, body, (0, h, *cache))
+        n_layer = self.hparams.n_layer if n_layer is None or self.ops.on_gpu else n_layer
+        h, *cache = self.ops.through_layers(n_layer, body, (h, *cache))
         return h, tuple(cache)
 
     def logits(self, h):
@@ -121,13 +129,18 @@ class Network:
         """Keys [layer, batch, heads, src, head_features] and values [layer, batch, heads, head_features, src]."""
         h = self.hparams
         lead, head_features = [h.n_layer, batch, h.n_head], h.n_embd // h.n_head
-        return tf.zeros([*lead, src, head_features]), tf.zeros([*lead, head_features, src])
+        dtype = self.cache_dtype
+        return tf.zeros([*lead, src, head_features], dtype), tf.zeros([*lead, head_features, src], dtype)
 
-    def prefill(self, tokens, src: int, n_layer=None):
-        """tokens: [batch, seq], padded on the right -> (h [batch, seq, features], cache of src positions).
+    def write(self, cache, part, at):
+        """The cache with the keys or values of one layer written into it."""
+        return self.ops.update(cache, tf.cast(part, cache.dtype)[None], at)
 
-        n_layer: through how many layers; all. Padding lies behind what each position can see; in the cache it is for
-        `decode_step` to mask.
+    def prefill(self, tokens, cache, n_layer=None):
+        """tokens: [batch, seq], padded on the right -> (h [batch, seq, features], cache with them in front).
+
+        n_layer: through how many layers; all, as always on a GPU. Padding lies behind what each position can see; in
+        the cache it is for `decode_step` to mask.
         """
         batch, seq = tokens.shape
         n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
@@ -135,14 +148,14 @@ class Network:
         def attend(c, layer, cache):
             q, k, v = tf.split(tf.reshape(c, [batch, seq, 3 * n_embd]), 3, axis=-1)  # [batch, seq, features]
             q, k, v = (model.split_heads(part, n_head) for part in (q, k, v))  # [batch, heads, seq, head_features]
-            keys = self.ops.update(cache[0], k[None], [layer, 0, 0, 0, 0])
-            values = self.ops.update(cache[1], tf.transpose(v, [0, 1, 3, 2])[None], [layer, 0, 0, 0, 0])
+            keys = self.write(cache[0], k, [layer, 0, 0, 0, 0])
+            values = self.write(cache[1], tf.transpose(v, [0, 1, 3, 2]), [layer, 0, 0, 0, 0])
             a = model.merge_heads(model.multihead_attn(q, k, v))  # [batch, seq, features]
             return tf.reshape(a, [batch * seq, n_embd]), (keys, values)
 
         positions = tf.tile(tf.range(seq), [batch])  # [batch * seq]
         h = self.embed(tf.reshape(tokens, [-1]), positions)  # [batch * seq, features]
-        h, cache = self.through_layers(h, attend, self.empty_cache(batch, src), n_layer)
+        h, cache = self.through_layers(h, attend, cache, n_layer)
         return tf.reshape(h, [batch, seq, n_embd]), cache  # [batch, seq, features]
 
     def decode_step(self, tokens, positions, place, mask, cache):
@@ -152,25 +165,27 @@ class Network:
         batch, src = mask.shape
         n_head, n_embd = self.hparams.n_head, self.hparams.n_embd
         head_features = n_embd // n_head
-        parts = math.gcd(CACHE_PARTS, src)
+        parts = 1 if self.ops.on_gpu else math.gcd(CACHE_PARTS, src)
 
         def attend_first(n, q, layer, keys, values):
             """To the first n positions. Products with ones read the cache in place; a batched one would copy it."""
-            ones = self.ops.barrier(tf.ones([head_features])), self.ops.barrier(tf.ones([n]))
-            qk = tf.reshape(keys[layer, :, :, :n] * q[:, :, None, :], [-1, head_features])
-            w = tf.reshape(tf.linalg.matvec(qk, ones[0]), [batch, n_head, n])  # [batch, heads, src]
+            k = tf.reshape(keys[layer, :, :, :n], [batch, n_head, n, head_features])
+            v = tf.reshape(values[layer, ..., :n], [batch, n_head, head_features, n])
+            k, v = tf.cast(k, tf.float32), tf.cast(v, tf.float32)
+            w = self.ops.sums(k * q[:, :, None, :])  # [batch, heads, src]
             w = self.ops.barrier(model.attn_weights(w * model.attn_scale(head_features), mask[:, None, :n]))
-            wv = tf.reshape(values[layer, ..., :n] * w[:, :, None, :], [-1, n])
-            return tf.reshape(tf.linalg.matvec(wv, ones[1]), [batch, n_embd])  # [batch, features]
+            a = self.ops.sums(v * w[:, :, None, :])  # [batch, heads, head_features]
+            return tf.reshape(a, [batch, n_embd])  # [batch, features]
 
         def attend(c, layer, cache):
             c = tf.reshape(self.ops.barrier(c), [batch, 3, n_head, head_features])
             q, k, v = tf.unstack(c, axis=1)  # [batch, heads, head_features]
-            keys = self.ops.update(cache[0], k[None, :, :, None, :], [layer, 0, 0, place, 0])
-            values = self.ops.update(cache[1], v[None, :, :, :, None], [layer, 0, 0, 0, place])
+            keys = self.write(cache[0], k[:, :, None, :], [layer, 0, 0, place, 0])
+            values = self.write(cache[1], v[..., None], [layer, 0, 0, 0, place])
             sizes = [src * (part + 1) // parts for part in range(parts)]
             branches = [functools.partial(attend_first, n, q, layer, keys, values) for n in sizes]
-            return tf.switch_case(place * parts // src, branches), (keys, values)
+            a = tf.switch_case(place * parts // src, branches) if parts > 1 else branches[0]()
+            return a, (keys, values)
 
         h, cache = self.through_layers(self.embed(tokens, positions), attend, cache)
         return self.logits(h), cache

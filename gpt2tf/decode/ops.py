@@ -1,6 +1,7 @@
-"""The few operations that XLA has and TensorFlow has not, with what stands for them outside of XLA.
+"""The few operations that XLA has and TensorFlow has not, with what stands for them outside of XLA, and what is written
+in one way for a CPU and in another for a GPU.
 
-They change no values, but what XLA's compiler for CPUs makes of them; the figures are of 124M on two cores.
+They change no values but by rounding; README.md beside this file has the figures.
 """
 
 from __future__ import annotations
@@ -15,14 +16,48 @@ BLOCK = 128  # lanes of a block of the vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """jit_compile: whether the graph that is being built is compiled by XLA."""
+    """jit_compile: whether the graph that is being built is compiled by XLA. platform: "CPU" or "GPU", for which it is;
+    any device can run either.
+    """
 
     jit_compile: bool
+    platform: str
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.platform == "GPU"
 
     def barrier(self, *xs):
-        """The arguments behind an optimization barrier: a cast of weights stays in the loop, as part of the product."""
-        ys = xla.optimization_barrier(*xs) if self.jit_compile else xs
+        """On a CPU the arguments behind an optimization barrier: a cast of weights stays in the loop, as part of the
+        product. A GPU would write a copy of the weights for it.
+        """
+        ys = xla.optimization_barrier(*xs) if self.jit_compile and not self.on_gpu else xs
         return ys[0] if len(xs) == 1 else ys
+
+    def through_layers(self, n_layer, body, state):
+        """state = body(layer, *state) for each layer: on a CPU a loop, which compiles sooner; on a GPU one by one, so
+        that a layer is a Python int and its weights are not copied out of a stack.
+        """
+        if self.on_gpu:
+            for layer in range(n_layer):
+                state = body(layer, *state)
+            return state
+        step = lambda layer, *state: (layer + 1, *body(layer, *state))  # noqa: E731
+        return tf.while_loop(lambda layer, *_: layer < n_layer, step, (0, *state))[1:]
+
+    def matmul(self, x, w):
+        """x: [rows, in] float32, w: [out, in] -> [rows, out] float32, as a GPU's matrix units do it: x is rounded to
+        the dtype of the weights, or to bfloat16, which holds all of int8, and the products are summed up in float32.
+        """
+        narrow = tf.bfloat16 if w.dtype == tf.int8 else w.dtype
+        x, w = tf.cast(x, narrow), tf.cast(w, narrow)
+        if not self.jit_compile:
+            return tf.matmul(tf.cast(x, tf.float32), tf.cast(w, tf.float32), transpose_b=True)
+        return tf.matmul(x, w, transpose_b=True, output_type=tf.float32)
+
+    def sort(self, x):
+        """x sorted along its last axis, in ascending order."""
+        return xla.sort(x) if self.jit_compile else tf.sort(x)
 
     def update(self, x, part, at):
         """x with `part` written into it, in place; at: the start on each axis."""
@@ -47,13 +82,18 @@ class Ops:
         y = xla.call_module([layer, x, *ws], version=9, module=text, Tout=[dtype], Sout=[shape], platforms=["CPU"])[0]
         return tf.transpose(y) if left else y  # [rows, out]
 
+    def sums(self, x):
+        """The sums over the last axis; on a CPU products with ones: 5 us, where XLA's own reduction takes 30."""
+        if self.on_gpu:
+            return tf.reduce_sum(x, axis=-1)
+        n = x.shape[-1]
+        ones = self.barrier(tf.ones([n], x.dtype))
+        lead = [-1, *x.shape[1:-1]]  # the batch need not be known
+        return tf.reshape(tf.linalg.matvec(tf.reshape(x, [-1, n]), ones), lead)
+
     def total(self, x):
-        """[batch, block, lane] -> [batch], as products with ones: 5 us, where XLA's own reduction takes 30."""
-        for n in reversed(x.shape[1:]):
-            lead = [-1, *x.shape[1:-1]]  # the batch need not be known
-            ones = self.barrier(tf.ones([n], x.dtype))
-            x = tf.reshape(tf.linalg.matvec(tf.reshape(x, [-1, n]), ones), lead)
-        return x
+        """[batch, block, lane] -> [batch]"""
+        return self.sums(self.sums(x))
 
 
 def _mlir(shape, dtype) -> str:

@@ -38,7 +38,8 @@ class Matrix:
     group is a kernel's share of a matrix-vector product, with the cast of the weights inside, which reads all streams
     at a time. For more rows, and on a GPU, it is 1, so that matrices are whole.
     scale: [(layer,) out] float32, what int8 is to be multiplied by.
-    layers: array as [out, in] of each layer, in the same memory, for products that read a layer where it is.
+    layers: array as [out, in] of each layer, for products that read a layer where it is: on a CPU in the same memory,
+    on a GPU in place of array.
     """
 
     array: Any
@@ -49,21 +50,21 @@ class Matrix:
 Weights = dict[str, Any]  # a Matrix, or an array of what is no matrix
 
 
-def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str, batch: int = 1) -> Weights:
+def pack(weights: Mapping[str, np.ndarray], hparams: HParams, dtype: str, platform: str, batch: int = 1) -> Weights:
     """The weights of a model as the tensors of a `Network`.
 
     weights: by the original's names, each read once, from several threads. dtype: one of `checks.DTYPES`, of the
-    matrices and wte; int8: each output row w is round(w / scale) with scale = max |w| / 127. batch: the rows that the
-    layout is for; it works for others too.
+    matrices and wte; int8: each output row w is round(w / scale) with scale = max |w| / 127. platform, batch: "CPU" or
+    "GPU" and the rows that the layout is for; on a CPU it works for others too.
     """
-    arrays = allocate(hparams, dtype, streams_for(batch))
+    arrays = allocate(hparams, dtype, streams_for(batch, platform))
     fill(arrays, weights, hparams)
-    return as_tensors(arrays)
+    return as_tensors(arrays, platform)
 
 
-def streams_for(batch: int) -> int:
+def streams_for(batch: int, platform: str) -> int:
     """The streams of the layout that is best for so many rows."""
-    return 1 if batch >= MATMUL_FROM or tf.config.get_visible_devices("GPU") else STREAMS
+    return 1 if batch >= MATMUL_FROM or platform == "GPU" else STREAMS
 
 
 def allocate(hparams: HParams, dtype: str, streams: int) -> Weights:
@@ -151,11 +152,13 @@ def copy_streams(arrays: Weights, others: Weights) -> None:
             np.copyto(array, np.moveaxis(whole, -2, -4))
 
 
-def as_tensors(arrays: Weights) -> Weights:
-    """The same memory as tensors; on a GPU variables, which are copies.
+def as_tensors(arrays: Weights, platform: str) -> Weights:
+    """The tensors of a `Network`: for a CPU the same memory; for a GPU variables, where TensorFlow then is.
 
-    Matrices of float32 and int8 that are whole are there a second time, as `Matrix.layers`.
+    On a CPU matrices of float32 and int8 that are whole are there a second time, as `Matrix.layers`.
     """
+    if platform == "GPU":
+        return {key: _variables(array) for key, array in arrays.items()}
     tensors: Weights = {}
     for key, array in arrays.items():
         if not isinstance(array, Matrix):
@@ -164,27 +167,42 @@ def as_tensors(arrays: Weights) -> Weights:
         scale, array = array.scale, array.array
         whole = array.ndim == 5 and array.shape[1] == 1 and array.dtype.itemsize != 2
         layers = ()
-        if whole and array[0].nbytes % ALIGNMENT == 0 and not tf.config.get_visible_devices("GPU"):
-            layers = tuple(map(_tensor, array.reshape(len(array), -1, array.shape[-1])))  # [out, in] each
+        if whole and array[0].nbytes % ALIGNMENT == 0:
+            layers = tuple(map(_tensor, _layers(array)))
         tensors[key] = Matrix(_tensor(array), None if scale is None else _tensor(scale), layers)
     return tensors
+
+
+def _layers(array: np.ndarray) -> np.ndarray:
+    """[layer, 1, groups, out / groups, in] -> [layer, out, in]"""
+    return array.reshape(len(array), -1, array.shape[-1])
+
+
+def _variables(array: Matrix | np.ndarray) -> Matrix | tf.Variable:
+    if not isinstance(array, Matrix):
+        return tf.Variable(_tensor(array), trainable=False)
+    scale = None if array.scale is None else _variables(array.scale)
+    if array.array.ndim == 4:  # wte
+        return Matrix(_variables(array.array), scale)
+    return Matrix(None, scale, tuple(map(_variables, _layers(array.array))))
 
 
 def assign(tensors: Weights, arrays: Weights) -> None:
     """Give the variables of a GPU the values of the arrays that they were made of. Other tensors share their memory."""
     for key, tensor in tensors.items():
-        pairs = [(tensor, arrays[key])]
+        array, pairs = arrays[key], [(tensor, arrays[key])]
         if isinstance(tensor, Matrix):
-            pairs = [(tensor.array, arrays[key].array), (tensor.scale, arrays[key].scale)]
+            pairs = [(tensor.array, array.array), (tensor.scale, array.scale)]
+            pairs += zip(tensor.layers, _layers(array.array), strict=True) if tensor.array is None else []
         for variable, array in pairs:
             if isinstance(variable, tf.Variable):
-                variable.assign(array)
+                variable.assign(_tensor(array))
 
 
-def _tensor(array: np.ndarray) -> tf.Tensor | tf.Variable:
+def _tensor(array: np.ndarray) -> tf.Tensor:
+    """The same memory."""
     tensor = tf.experimental.dlpack.from_dlpack(_bits(array).__dlpack__())
-    tensor = tf.bitcast(tensor, array.dtype) if array.dtype.itemsize == 2 else tensor
-    return tf.Variable(tensor, trainable=False) if tf.config.get_visible_devices("GPU") else tensor
+    return tf.bitcast(tensor, array.dtype) if array.dtype.itemsize == 2 else tensor
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

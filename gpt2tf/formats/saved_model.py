@@ -87,7 +87,7 @@ def _generate(net: GPT2, request: Request):
         logits = tf.pad(lm_output["logits"][:, 0], [[0, 0], [0, -n_vocab % BLOCK]])  # [batch, padded vocab]
         sampling = (place >= lengths) & ~done  # [batch]
         u = tf.gather(tf.transpose(noise), tf.where(sampling, counts, 0), batch_dims=1)  # [batch]
-        token, fine = choose_token(Ops(jit_compile=False), logits, u, real, options)
+        token, fine = choose_token(Ops(jit_compile=False, platform="CPU"), logits, u, real, options)
         text = tf.where(sampling[:, None] & (slots == place), token[:, None], text)  # [batch, seq + length]
         counts += tf.cast(sampling, tf.int32)
         done |= sampling & ((token == stop) | (counts == length))

@@ -28,7 +28,7 @@ def matrices(weights, n_layer):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_floats_are_the_nearest_of_their_kind(tiny, weights, dtype):
-    packed = pack(weights, tiny.hparams, dtype)
+    packed = pack(weights, tiny.hparams, dtype, "CPU")
     for name, w in matrices(weights, 3).items():
         assert packed[name].array.dtype == dtype
         assert np.array_equal(rows_of(packed, name), tf.cast(tf.cast(w, dtype), tf.float32))
@@ -52,7 +52,7 @@ def test_a_layout_is_the_same_whether_read_or_made_of_the_other(tiny, weights, d
 
 
 def test_int8_is_rounded_by_output_row(tiny, weights):
-    packed = pack(weights, tiny.hparams, "int8")
+    packed = pack(weights, tiny.hparams, "int8", "CPU")
     for name, w in {**matrices(weights, 3), "wte": weights["model/wte"]}.items():
         values, scale = quantized(w)
         n_out = w.shape[-2]
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_ends_the_packing(tiny, weights):
             return super().__getitem__(name)
 
     with pytest.raises(ValueError, match="damaged"):
-        pack(Damaged(weights), tiny.hparams, "float32")
+        pack(Damaged(weights), tiny.hparams, "float32", "CPU")
     assert len(read) < len(weights) / 2
 
 
@@ -85,7 +85,7 @@ def test_int8_halves_go_to_the_even_side_and_rows_of_zeros_stay(tiny, weights):
     wte[1, 6:] = 0
     wte[2] = 0
     wte[2, 0] = 1e-42  # its 127th part is nothing
-    packed = pack({**weights, "model/wte": wte}, tiny.hparams, "int8")
+    packed = pack({**weights, "model/wte": wte}, tiny.hparams, "int8", "CPU")
     found = rows_of(packed, "wte")[:3]
     assert not found[0].any()
     assert found[1, :6].tolist() == [127, 0, 2, 2, 0, -2]
@@ -94,7 +94,7 @@ def test_int8_halves_go_to_the_even_side_and_rows_of_zeros_stay(tiny, weights):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_everything_else_stays_float32_as_it_was(tiny, weights, dtype):
-    packed = pack(weights, tiny.hparams, dtype)
+    packed = pack(weights, tiny.hparams, dtype, "CPU")
     assert np.array_equal(packed["wpe"], weights["model/wpe"])
     others = [name for name in variable_shapes(tiny.hparams) if name.split("/")[-1] in "gb"]
     for name in others:
@@ -110,5 +110,5 @@ def test_everything_else_stays_float32_as_it_was(tiny, weights, dtype):
 
 def test_the_vocabulary_is_padded_with_rows_of_zeros(tiny, weights):
     for dtype in DTYPES:
-        wte = rows_of(pack(weights, tiny.hparams, dtype), "wte")
+        wte = rows_of(pack(weights, tiny.hparams, dtype, "CPU"), "wte")
         assert len(wte) == 1024 and not wte[1000:].any()
