@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -162,7 +163,7 @@ def _report(item: Item, score: Score, enc) -> str:
             "tokens": totals.tokens,
             "log_probability": totals.log_probability,
             "mean_log_probability": totals.mean,
-            "perplexity": totals.perplexity(),
+            "perplexity": totals.perplexity("tokens"),
             "bits_per_byte": totals.bits("bytes"),
         }
         return json.dumps(item.record | {"score": found})
@@ -171,7 +172,9 @@ def _report(item: Item, score: Score, enc) -> str:
     lines = [
         ("tokens scored", f"{totals.tokens:,}"),
         ("mean log-probability", f"{totals.mean:.4f}"),
-        *((f"perplexity per {unit}", f"{totals.perplexity(unit + 's'):,.4f}") for unit in ("token", "word", "byte")),
-        ("bits per byte", f"{totals.bits('bytes'):.4f}"),
+        ("perplexity per token", f"{totals.perplexity('tokens'):,.2f}"),
+        ("perplexity per word", f"{totals.perplexity('words') or math.nan:,.2f}"),
+        ("perplexity per byte", f"{totals.perplexity('bytes') or math.nan:.4f}"),
+        ("bits per byte", f"{totals.bits('bytes') or math.nan:.4f}"),
     ]
     return "\n".join(f"{name:<22}{value}" for name, value in lines)

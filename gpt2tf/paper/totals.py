@@ -31,7 +31,7 @@ class Totals:
         total = float(score.log_probabilities[scored].sum(dtype=np.float64))
         return cls(int(scored.sum()), len(raw.decode("utf-8", "replace").split()), len(raw), total)
 
-    def perplexity(self, unit: str = "tokens") -> float | None:
+    def perplexity(self, unit: str) -> float | None:
         """For each of the tokens, words or bytes; None where there are none of them."""
         return self._for_each(unit, lambda nats: math.exp(nats) if nats < 700 else math.inf)
 
