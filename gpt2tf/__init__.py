@@ -12,6 +12,7 @@ _HOMES = {
     "GPT2": "gpt2tf.model",
     "Generator": "gpt2tf.generate",
     "HParams": "gpt2tf.hparams",
+    "Scorer": "gpt2tf.paper.score",
     "cross_entropy": "gpt2tf.train.fit",
     "find_model": "gpt2tf.locate",
     "load_model": "gpt2tf.checkpoint",
@@ -19,6 +20,7 @@ _HOMES = {
     "sample_sequence": "gpt2tf.sample",
     "sampling_noise": "gpt2tf.noise",
     "save_checkpoint": "gpt2tf.checkpoint",
+    "score": "gpt2tf.paper.score",
     "write_saved_model": "gpt2tf.formats.saved_model",
 }
 __all__ = list(_HOMES)

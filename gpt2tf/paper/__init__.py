@@ -1,1 +1,1 @@
-"""Scores of texts, and the tables and samples of the paper "Language Models are Unsupervised Multitask Learners"."""
+"""Scores of texts, and the tables and samples of "Language Models are Unsupervised Multitask Learners"."""
