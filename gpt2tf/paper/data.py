@@ -109,7 +109,7 @@ def _wrong(path: str, task: str, why: str) -> ValueError:
 
 
 def _counted(path: str, task: str, found: int, unit: str, published: dict[str, int]) -> str:
-    """The split by the number of what it has. published: {split: number}. Raises ValueError for more than there can be."""
+    """The split by the number of what it has. published: {split: number}. Raises ValueError for more than that."""
     for split, number in published.items():
         if found == number:
             return f"{split}, all {found:,} {unit}"
@@ -269,8 +269,8 @@ SOURCES = {
     "lambada": Source(
         ("lambada_test.jsonl", "lambada_test_plain_text.txt"),
         _lambada,
-        "OpenAI's lambada_test.jsonl (5,153 lines {\"text\": ...}, 1,819,752 bytes; --download fetches it), or the authors' "
-        "lambada_test_plain_text.txt",
+        'OpenAI\'s lambada_test.jsonl (5,153 lines {"text": ...}, 1,819,752 bytes; --download fetches it), or the '
+        "authors' lambada_test_plain_text.txt",
     ),
     "cbt-cn": Source(
         ("CBTest/data/cbtest_CN_valid_2000ex.txt", "CBTest/data/cbtest_CN_test_2500ex.txt"),

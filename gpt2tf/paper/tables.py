@@ -48,11 +48,19 @@ MEASURED = {
     "wikitext2": (
         Measured("raw, ppl per GPT-2 token", "124M", 29.94, RAW, "transformers#13761, llm.c#276"),
         Measured("raw, ppl per GPT-2 token", "774M", 19.44, RAW, "Hugging Face's guide to perplexity"),
-        Measured("raw, ppl per GPT-2 token", "774M", 16.45, "raw text, stride 512", "Hugging Face's guide to perplexity"),
+        Measured(
+            "raw, ppl per GPT-2 token", "774M", 16.45, "raw text, stride 512", "Hugging Face's guide to perplexity"
+        ),
     ),
     "wikitext103": (
         Measured("raw, ppl per GPT-2 token", "124M", 29.94, RAW, "transformers#13761, llm.c#276"),
-        Measured("ppl per original token", "124M", 37.37, "its own de-tokenizer, a document at a time", f"{HARNESS}, in transformers#13761"),
+        Measured(
+            "ppl per original token",
+            "124M",
+            37.37,
+            "its own de-tokenizer, a document at a time",
+            f"{HARNESS}, in transformers#13761",
+        ),
         Measured("ppl per original token", "124M", 48.4, "not de-tokenized", "transformers#483"),
     ),
     "ptb": (
