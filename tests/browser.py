@@ -112,7 +112,11 @@ def browsing():
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         flags += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-background-networking"]
         process = subprocess.Popen(
-            [CHROMIUM, *flags], preexec_fn=hand_over, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [CHROMIUM, *flags],
+            preexec_fn=hand_over,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(to_browser)
         os.close(from_browser)

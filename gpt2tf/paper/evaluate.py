@@ -8,21 +8,21 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gpt2tf import encoder
-from gpt2tf.encoder import Encoder
 from gpt2tf.hparams import HParams, size_name
 from gpt2tf.model import GPT2
-from gpt2tf.paper import data as published
 from gpt2tf.paper.data import Data
 from gpt2tf.paper.tables import MEASURED, TABLE_3
 from gpt2tf.paper.task import Figure, Setup, Task
 
-TASKS = tuple(published.SOURCES)
+if TYPE_CHECKING:
+    from gpt2tf.encoder import Encoder
+
 FORMAT = 1  # of journals; another where a record, or what is scored, changes
 
 
@@ -115,10 +115,11 @@ def limited(data: Data, limit: int | None) -> tuple[Data, bool]:
 
 
 def evaluate(
-    task: Task, scorer, journal: Journal | None = None, progress: Callable[[int], object] = len
+    task: Task, scorer, journal: Journal | None = None, progress: Callable[[int], object] | None = None
 ) -> list[Figure]:
     """Score what the journal lacks, and make the figures of all. progress: called with the number of items done."""
     records = list(journal.records) if journal else []
+    progress = progress or (lambda n: None)
     progress(len(records))
     left, counts = task.items[len(records) :], collections.deque()
 
@@ -189,13 +190,3 @@ def fingerprint(model: GPT2) -> str:
         for text in (model.vocabulary.table, model.vocabulary.merges):
             digest.update((text or "").encode())
     return digest.hexdigest()
-
-
-def found_in(folder: str) -> Iterator[tuple[str, str | None]]:
-    """Of each task of `all`, its file in the folder, or None."""
-    for task in TASKS:
-        if published.SOURCES[task].files:
-            try:
-                yield task, published.find(task, folder)
-            except FileNotFoundError:
-                yield task, None

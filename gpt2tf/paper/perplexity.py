@@ -7,15 +7,17 @@ before it is exponentiated, as openai/gpt-2#78 says of the paper.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpt2tf.encoder import Encoder
 from gpt2tf.paper.data import Data, original_tokens
 from gpt2tf.paper.detokenize import ONE_BILLION, PTB, WIKITEXT, Detokenizer
 from gpt2tf.paper.score import Score, Window, windows
 from gpt2tf.paper.task import DELTA, Figure, Loss, Setup, Task
+
+if TYPE_CHECKING:
+    from gpt2tf.encoder import Encoder
 
 
 class Kind(NamedTuple):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpt2tf.encoder import Encoder
 from gpt2tf.paper.data import Data
 from gpt2tf.paper.score import Score
+
+if TYPE_CHECKING:
+    from gpt2tf.encoder import Encoder
 
 Z = 1.959964  # standard deviations on either side of the mean that hold 95 % of a normal distribution
 WILSON = "95 %, Wilson's for a share of independent items"
@@ -104,4 +106,4 @@ class Loss(NamedTuple):
 
 
 def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf  # of a model that knows nothing of such text
+    return math.inf if x > 700 else math.exp(x)  # of a model that knows nothing of such text
