@@ -9,7 +9,10 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["gpt2tf", "gpt2tf.*", "encoder"]),
-    package_data={"gpt2tf": ["models/*/*", "*/README.md"], "encoder": ["encoder.json", "vocab.bpe"]},
+    package_data={
+        "gpt2tf": ["models/*/*", "*/README.md", "paper/*.css", "paper/*.js"],
+        "encoder": ["encoder.json", "vocab.bpe"],
+    },
     install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={
         "test": ["pytest", "pytest-xdist", "hypothesis", "safetensors", "ruff==0.17.6", "setuptools", "wheel"],

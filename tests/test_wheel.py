@@ -57,7 +57,8 @@ def run(installed, tmp_path):
 def test_all_files_are_in_the_wheel(installed):
     for folder in ("gpt2tf", "encoder"):
         needed = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")}
-        needed |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.suffix in (".json", ".bpe")}
+        data = (".json", ".bpe", ".css", ".js")
+        needed |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.suffix in data}
         assert needed and not {path for path in needed if not (installed / path).is_file()}
 
 

@@ -1,7 +1,8 @@
-"""Where the tokens of a text stand on a page: signs that several tokens make, lines and their surprise, blocks.
+"""Where the tokens of a text stand on a page: in lines, in blocks, and several of them in one sign.
 
-A line is `<div class="l">` with its surprise and its text; the browser numbers what is in the text: an element `<i>`, which
-stands for a character that is marked, is one, and other characters are as many as they have units of UTF-16.
+A sign is what a reader takes for one character: a letter with its accents, all that makes an emoji. A block is
+`<div class="b">` with the text of some lines, or with a piece of a long one; in it an element `<i>` stands for a
+character that is marked. page.js makes the tokens of a block when it comes into sight.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import html
 import math
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import regex
@@ -17,17 +19,27 @@ import regex
 from gpt2tf.paper.visible import mark
 
 EDGES = (1, 2, 4, 6, 8, 10, 13)  # bits at which the next darker shade begins; page.css has the shades
-LONGEST = 2000  # characters of a line in one piece, because a browser lays out a piece as a whole
-BLOCK = 4000  # characters that become tokens together when they come into sight,
-LINES = 60  # or pieces
-JOINT = 16  # tokens that may be one sign, as those of an emoji are; accents can be heaped up without an end
-SIGN = regex.compile(r"\r|\X")  # one character to a reader: a letter and its accents, all that makes an emoji
-SPECIAL = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("\n"): '<i data-c="a" class="n"></i>'}
+LONGEST = 2000  # characters of a line in one block, because a browser lays out a line as a whole
+BLOCK = 4000  # characters after which the next line begins a block
+LINES = 100
+JOINT = 16  # tokens in one sign; accents can be heaped up without an end
+SIGN = regex.compile(r"\r|\X")
+FLAG = regex.compile("\U0001f3f4[\U000e0020-\U000e007e]+\U000e007f")  # of Scotland, say, spelt in tags
+ESCAPES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
+SEEN = "\n\t"  # by what they do to the text
 
 
 def shade(bits: float) -> str:
     """The class of a surprise: s0 to s7, or none for NaN."""
     return "none" if math.isnan(bits) else f"s{sum(bits >= edge for edge in EDGES)}"
+
+
+class Block(NamedTuple):
+    start: int  # its first character
+    end: int  # behind its last one
+    line: int  # its first line, counted in the text
+    begins: bool  # whether that line begins with it
+    direction: str  # "ltr" or "rtl" for a piece of a long line; "" for lines, each of which tells its own
 
 
 class Layout:
@@ -37,112 +49,125 @@ class Layout:
         tokens: the bytes of its tokens.
         bits: their surprise, float [tokens], NaN for a token without one.
 
-    widths [tokens]: how much of the numbered text a sign takes, at its first token; 0 at the others.
+    Has `widths` [tokens]: how much of the text a sign takes, at its first token, and 0 at the others. A mark counts as
+    1, other characters as many as they have units of UTF-16. Of the lines it has `line_bits` and `line_tokens` [lines]:
+    the sum of the surprise, and how many tokens it is of; a token belongs to the line in which it begins.
     """
 
     def __init__(self, tokens: Sequence[bytes], bits: np.ndarray):
         self.bits = np.asarray(bits, np.float64)  # [tokens]
         self.lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))  # [tokens], bytes
         self.text = b"".join(tokens).decode("utf-8", "surrogateescape")
-        self.codes = codes = np.frombuffer(self.text.encode("utf-32-le", "surrogatepass"), "<u4")  # [chars]
-        self.marks = {chr(code): name for code in np.unique(codes).tolist() if (name := mark(chr(code)))}
-        self.marks.pop("\n", None)
-        self.marks.pop("\t", None)
+        codes = np.frombuffer(self.text.encode("utf-32-le", "surrogatepass"), "<u4")  # [chars]
+        self.marks = _marks(self.text, codes)
 
-        size = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)  # [chars], bytes in UTF-8
-        size[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
-        char_starts = _sums(size)  # [chars + 1], bytes
-        token_starts = _sums(self.lengths)[:-1]  # [tokens], bytes
-        self.place = np.searchsorted(char_starts, token_starts, "right") - 1  # [tokens], the character it begins in
-        self.first = self._first(char_starts[self.place] == token_starts)  # [tokens], whether a sign begins with it
+        sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)  # [chars], bytes in UTF-8
+        sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # bytes that are not UTF-8
+        char_starts, token_starts = _starts(sizes), _starts(self.lengths)[:-1]  # bytes
+        chars = np.searchsorted(char_starts, token_starts, "right") - 1  # [tokens], the character it begins in
+        first = self._first(chars, char_starts[chars] == token_starts)  # [tokens]
+        self.sign_tokens, self.sign_starts = np.flatnonzero(first), chars[first]  # [signs]
+        self.begins = np.zeros(len(codes) + 1, bool)  # [chars + 1], whether a sign begins there
+        self.begins[self.sign_starts] = True
 
-        units = 1 + (codes >= 0x10000) - np.isin(codes, [ord(c) for c in self.marks if ord(c) >= 0x10000])  # [chars]
-        starts = np.append(self.place[self.first], len(codes))
+        units = 1 + ((codes >= 0x10000) & ~np.isin(codes, [ord(char) for char in self.marks]))  # [chars]
         self.widths = np.zeros(len(tokens), np.int64)
-        self.widths[self.first] = np.diff(_sums(units)[starts])
-        self.sign_starts = starts[:-1]  # [signs], characters
+        self.widths[first] = np.diff(_starts(units)[np.append(self.sign_starts, len(codes))])
 
-    def _first(self, whole: np.ndarray) -> np.ndarray:
-        """[tokens] whether each begins a sign, of whether it begins a character."""
+        self.line_ends = np.append(np.flatnonzero(codes == ord("\n")) + 1, len(codes))  # [lines], characters
+        lines = np.searchsorted(self.line_ends, chars, "right").clip(max=len(self.line_ends) - 1)  # [tokens]
+        known = ~np.isnan(self.bits)
+        self.line_tokens = np.bincount(lines[known], minlength=len(self.line_ends))
+        self.line_bits = np.bincount(lines[known], self.bits[known], minlength=len(self.line_ends))
+
+    def _first(self, chars: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """[tokens] whether a sign begins with each. whole: whether a character does."""
         inside = np.zeros(len(self.text) + 1, bool)
         if not self.text.isascii():
             for found in SIGN.finditer(self.text):
                 if found.end() - found.start() > 1:
                     inside[found.start() + 1 : found.end()] = True
-        first = whole & ~inside[self.place] & (self.lengths > 0)
-        first[:1] = True
+        first = whole & ~inside[chars] & (self.lengths > 0)
         begun = 0
         for token in np.flatnonzero(~first).tolist():
-            if first[token - 1]:
+            if token and first[token - 1]:
                 begun = token - 1
             if token - begun >= JOINT and whole[token]:
                 first[token] = True
         return first
 
-    def html(self, first: int) -> str:
-        """The text in HTML, without white space that is not its own. first: the number of its first token on the page."""
-        escapes = SPECIAL | {ord(c): self._marked(c, name) for c, name in self.marks.items()}
-        first_at = dict(zip(self.sign_starts.tolist(), np.flatnonzero(self.first).tolist(), strict=True))
-        parts, chars, pieces = [], BLOCK, 0
-        for margin, start, end, attributes in self._pieces():
-            if (chars >= BLOCK or pieces >= LINES) and start in first_at:
-                parts.append(f'{"</div>" if parts else ""}<div class="b" data-t="{first + first_at[start]}">')
-                chars = pieces = 0
-            shown = self.text[start:end].translate(escapes)
-            parts.append(f'<div class="l">{margin}<div class="c" {attributes}>{shown}</div></div>')
-            chars, pieces = chars + end - start, pieces + 1
-        return "".join(parts) + "</div>" * bool(parts)
+    def html(self, token: int, line: int) -> str:
+        """The blocks in HTML, with no white space but that of the text.
 
-    @staticmethod
-    def _marked(char: str, name: str) -> str:
-        code = 0xFFFD if 0xDC80 <= ord(char) <= 0xDCFF else ord(char)
-        return f'<i data-c="{code:x}" data-m="{html.escape(name)}"></i>'
+        token, line: how many stand before the text on its page.
+        """
+        escapes = ESCAPES | {ord(char): _marked(char, name) for char, name in self.marks.items()}
+        parts = []
+        for block in self._blocks():
+            first = token + int(self.sign_tokens[np.searchsorted(self.sign_starts, block.start)])
+            attributes = f' dir="{block.direction}"' if block.direction else ""
+            attributes += "" if block.begins else " data-on"
+            shown = self.text[block.start : block.end].translate(escapes)
+            parts.append(f'<div class="b" data-t="{first}" data-l="{line + block.line}"{attributes}>{shown}</div>')
+        return "".join(parts)
 
-    def _pieces(self) -> Iterator[tuple[str, int, int, str]]:
-        """(margin, start, end, attributes) of each line, or of each piece of a long one."""
-        ends = np.append(np.flatnonzero(self.codes == ord("\n")) + 1, len(self.codes))  # [lines]
-        line = np.searchsorted(ends, self.place, "right").clip(max=len(ends) - 1)  # [tokens], the one it begins in
-        known = ~np.isnan(self.bits)
-        counts = np.bincount(line[known], minlength=len(ends)).tolist()
-        sums = np.bincount(line[known], self.bits[known], minlength=len(ends)).tolist()
+    def _blocks(self) -> Iterator[Block]:
+        block = None
+        for piece in self._pieces():
+            long = block and (block.direction or block.end - block.start >= BLOCK or piece.line - block.line >= LINES)
+            if block is None or (long or piece.direction) and self.begins[piece.start]:
+                if block:
+                    yield block
+                block = piece
+            else:
+                block = block._replace(end=piece.end)
+        if block:
+            yield block
+
+    def _pieces(self) -> Iterator[Block]:
+        """Each line, a long one in pieces."""
         start = 0
-        for end, count, bits in zip(ends.tolist(), counts, sums, strict=True):
-            if start == end:
-                continue  # behind a last "\n"
-            margin = _margin(count, bits)
-            attributes = 'dir="auto"' if end - start <= LONGEST else f'dir="{_direction(self.text[start:end])}"'
+        for line, end in enumerate(self.line_ends.tolist()):
+            direction = _direction(self.text[start:end]) if end - start > LONGEST else ""
+            begins = True
             while end - start > LONGEST:
                 cut = self._cut(start, end)
-                yield margin, start, cut, attributes
-                margin, start = "", cut
-            if start < end:
-                yield margin, start, end, attributes
+                yield Block(start, cut, line, begins, direction)
+                start, begins = cut, False
+            if start < end:  # nothing stands behind a last "\n"
+                yield Block(start, end, line, begins, direction)
             start = end
 
     def _cut(self, start: int, end: int) -> int:
-        """Where a piece of a long line may end: before a blank if there is one, between signs."""
+        """Where a piece may end: before a blank if there is one, between signs."""
         blank = self.text.rfind(" ", start + LONGEST // 2, start + LONGEST)
         wanted = start + LONGEST if blank < 0 else blank
         sign = int(np.searchsorted(self.sign_starts, wanted, "right")) - 1
-        if self.sign_starts[sign] <= start:  # a sign of its own length
+        if self.sign_starts[sign] <= start:  # one sign is as long as a piece
             sign += 1
         return min(end, int(self.sign_starts[sign])) if sign < len(self.sign_starts) else end
 
 
-def _sums(sizes: np.ndarray) -> np.ndarray:
+def _starts(sizes: np.ndarray) -> np.ndarray:
     """[n + 1] where each of n things begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _margin(count: int, bits: float) -> str:
-    """The surprise of a line, as the mean of its tokens."""
-    if not count:
-        return ""
-    title = f"{bits:,.1f} bits in {count:,} token{'s' * (count > 1)}"
-    return f'<span class="m {shade(bits / count)}" data-m="{bits / count:.1f}" title="{title}"></span>'
+def _marks(text: str, codes: np.ndarray) -> dict[str, str]:
+    """The marks of the characters in a text. The tags that spell a flag have none, unless there are others as well."""
+    found = {char: name for char in map(chr, np.unique(codes).tolist()) if (name := mark(char)) and char not in SEEN}
+    tags = {char for char in found if "\U000e0020" <= char <= "\U000e007f"}
+    if tags and not tags & set(FLAG.sub("", text)):
+        found = {char: name for char, name in found.items() if char not in tags}
+    return found
+
+
+def _marked(char: str, name: str) -> str:
+    code = 0xFFFD if 0xDC80 <= ord(char) <= 0xDCFF else ord(char)
+    return f'<i data-c="{code:x}" data-m="{html.escape(name)}"></i>'
 
 
 def _direction(line: str) -> str:
-    """What dir="auto" would find for a whole line, of which each piece would find its own."""
+    """The direction of a line, which its pieces might tell otherwise one by one."""
     kinds = map(unicodedata.bidirectional, line)
     return "rtl" if next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L" else "ltr"

@@ -6,14 +6,22 @@
   const arrays = { Uint8Array, Uint16Array, Uint32Array, Float32Array };
   const unpack = ([kind, packed]) =>
     new arrays[kind](Uint8Array.from(atob(packed), (char) => char.charCodeAt(0)).buffer);
-  const [tokens, bits, ranks, widths, alternatives, alternativeBits] =
-    ["tokens", "bits", "ranks", "widths", "alternatives", "alternativeBits"].map((name) => unpack(data[name]));
+  const [tokens, bits, ranks, widths, lineBits, lineTokens, alternatives, alternativeBits] =
+    ["tokens", "bits", "ranks", "widths", "lineBits", "lineTokens", "alternatives", "alternativeBits"]
+      .map((name) => unpack(data[name]));
   const blocks = [...document.querySelectorAll(".b")];
   const starts = blocks.map((block) => Number(block.dataset.t)); // the first token of each
   const panel = document.getElementById("panel");
   const rendered = new WeakSet();
   let shown = null; // the first token of the sign that the panel is about
   let kept = null; // the one that was clicked or gone to
+
+  function make(tag, className, ...content) {
+    const element = document.createElement(tag);
+    element.className = className;
+    element.append(...content);
+    return element;
+  }
 
   const half = (h) => (h >> 10 ? 2 ** ((h >> 10) - 15) * (1 + (h & 1023) / 1024) : (h & 1023) * 2 ** -24); // float16
   const after = (token) => { // the first token of the next sign
@@ -30,32 +38,66 @@
   function render(block) {
     if (!block || rendered.has(block)) return;
     rendered.add(block);
+    const nodes = [...block.childNodes];
+    block.replaceChildren();
+    block.classList.add("rendered");
     let token = Number(block.dataset.t);
-    let left = widths[token];
-    for (const line of block.querySelectorAll(".c")) {
-      let span = null;
-      for (const node of [...line.childNodes]) {
-        const size = node.nodeType === Node.TEXT_NODE ? node.data.length : 1;
-        for (let at = 0; at < size; ) {
-          if (left === 0) {
-            token = after(token);
-            left = widths[token];
-            span = null;
-          }
-          if (!span) {
-            span = document.createElement("span");
-            span.className = shade(surprise(token));
-            span.dataset.t = token;
-            line.append(span);
-          }
-          const taken = Math.min(left, size - at);
-          span.append(node.nodeType === Node.TEXT_NODE ? node.data.slice(at, at + taken) : node);
-          at += taken;
-          left -= taken;
+    let left = widths[token]; // of the sign
+    let number = Number(block.dataset.l);
+    let line = null;
+    let span = null;
+    const put = (content, size) => {
+      if (!line) {
+        line = make("div", "c");
+        line.dir = block.dir || "auto";
+        const begins = block.hasChildNodes() || !("on" in block.dataset);
+        block.append(make("div", "l", ...(begins ? margin(number) : []), line));
+        number++;
+        span = null;
+      }
+      if (!span) {
+        span = make("span", shade(surprise(token)));
+        span.dataset.t = token;
+        line.append(span);
+      }
+      span.append(content);
+      left -= size;
+      if (left === 0) {
+        token = after(token);
+        left = widths[token];
+        span = null;
+      }
+    };
+    for (const node of nodes) {
+      if (node.nodeType !== Node.TEXT_NODE) {
+        put(node, 1);
+        continue;
+      }
+      const text = node.data;
+      let end = text.indexOf("\n");
+      for (let at = 0; at < text.length; ) {
+        if (at === end) {
+          const mark = make("i", "n");
+          mark.dataset.c = "a";
+          put(mark, 1);
+          line = null;
+          end = text.indexOf("\n", ++at);
+        } else {
+          const stop = Math.min(at + left, end < 0 ? text.length : end);
+          put(text.slice(at, stop), stop - at);
+          at = stop;
         }
-        if (node.nodeType === Node.TEXT_NODE) node.remove();
       }
     }
+  }
+  function margin(number) {
+    const count = lineTokens[number];
+    if (!count) return [];
+    const mean = lineBits[number] / count;
+    const element = make("span", `m ${shade(mean)}`);
+    element.dataset.m = mean.toFixed(1);
+    element.title = `${lineBits[number].toFixed(1)} bits in ${count} token${count > 1 ? "s" : ""}`;
+    return [element];
   }
 
   function place(token) { // the index of its block
@@ -75,14 +117,9 @@
 
   // The panel
 
-  function make(tag, className, ...content) {
-    const element = document.createElement(tag);
-    element.className = className;
-    element.append(...content);
-    return element;
-  }
+  const mark = (part) => make("i", part === "␣" ? "blank" : "", part);
   const name = (index) =>
-    make("span", "name", ...data.names[index].split("\0").map((part, k) => (k % 2 ? make("i", "", part) : part)));
+    make("span", "name", ...data.names[index].split("\0").map((part, k) => (k % 2 ? mark(part) : part)));
   function percent(some) {
     const p = 100 * 2 ** -some;
     return `${p === 0 || p >= 0.001 ? Number(p.toPrecision(p > 99 ? 4 : 3)) : p.toExponential(1)} %`;

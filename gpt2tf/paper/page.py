@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,13 +21,19 @@ from gpt2tf.paper.layout import EDGES, Layout, shade
 from gpt2tf.paper.visible import escape, token_name
 
 if TYPE_CHECKING:
-    from gpt2tf.encoder import Encoder
+    from gpt2tf import encoder
     from gpt2tf.paper.score import Score
 
 HERE = Path(__file__).parent
-KEYS = (
+HELP = (
     "Point at a token, or go to the text by Tab and to a token by the arrow keys, Home and End, for its probability, "
-    "rank and alternatives; a click or tap keeps them, Escape closes them. A number on the left is the mean of a line."
+    "rank and alternatives; a click or tap keeps them there, Escape takes them away. The number beside a line is the "
+    "mean surprise of its tokens in bits."
+)
+
+TEXT = (  # its attributes: one stop of Tab, in which screen readers let arrow keys pass
+    'class="text" tabindex="0" role="textbox" aria-readonly="true" aria-multiline="true" aria-label="Text" '
+    'aria-describedby="help"'
 )
 
 
@@ -63,7 +69,7 @@ def _sha256(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
-def scored_texts(title: str, texts: Sequence[Text], enc: Encoder) -> str:
+def scored_texts(title: str, texts: Sequence[Text], enc: encoder.Encoder) -> str:
     """The page of scored texts: tokens shaded by surprise, with probability, rank and alternatives when pointed at.
 
     enc: of the model that scored them. All scores have equally many alternatives, or none. A token with NaN has no
@@ -73,18 +79,15 @@ def scored_texts(title: str, texts: Sequence[Text], enc: Encoder) -> str:
     layouts = [
         Layout([bytes_of[token] for token in text.tokens], _bits(text.score.log_probabilities)) for text in texts
     ]
-    first, sections = 0, []
+    token, line, sections = 0, 0, []
     for text, layout in zip(texts, layouts, strict=True):
         heading = "" if text.heading is None else f'<h2 dir="auto">{escape(text.heading)}</h2>'
         totals = _totals([layout]) if len(texts) > 1 else ""
-        sections.append(
-            f'<section>{heading}{totals}<div class="text" tabindex="0" role="textbox" aria-readonly="true" '
-            f'aria-multiline="true" aria-label="Text" aria-describedby="keys">{layout.html(first)}</div></section>'
-        )
-        first += len(text.tokens)
+        sections.append(f"<section>{heading}{totals}<div {TEXT}>{layout.html(token, line)}</div></section>")
+        token, line = token + len(text.tokens), line + len(layout.line_bits)
     data = json.dumps(_data(texts, layouts, bytes_of)).replace("<", r"\u003c")
     body = (
-        f'<header><h1 dir="auto">{escape(title)}</h1>{_totals(layouts)}{_legend()}<p id="keys">{KEYS}</p></header>\n'
+        f'<header><h1 dir="auto">{escape(title)}</h1>{_totals(layouts)}{_legend()}<p id="help">{HELP}</p></header>\n'
         f'<main>{"".join(sections)}</main>\n<div id="panel" role="status" hidden></div>\n'
         f'<script type="application/json" id="data">{data}</script>'
     )
@@ -94,7 +97,7 @@ def scored_texts(title: str, texts: Sequence[Text], enc: Encoder) -> str:
 class _Bytes(dict):
     """The bytes of tokens by their ids; of an id without a token, as models with padded tables have, its number."""
 
-    def __init__(self, enc: Encoder):
+    def __init__(self, enc: encoder.Encoder):
         self.enc = enc
 
     def __missing__(self, token: int) -> bytes:
@@ -112,27 +115,34 @@ def _bits(log_probabilities: np.ndarray) -> np.ndarray:
 
 
 def _data(texts: Sequence[Text], layouts: Sequence[Layout], bytes_of: _Bytes) -> dict:
-    """What page.js knows of the tokens, [tokens] of all texts in a row.
+    """What page.js knows of the tokens and lines of all texts in a row.
 
-    `ids` and `names` are of the distinct tokens, and tokens and alternatives are indexes of these; the surprise of
-    tokens is in bits in float32, of alternatives in float16; widths are those of `Layout`.
+    `ids` and `names` are of the distinct tokens; `tokens` [tokens] and `alternatives` [tokens, n] are indexes of them.
+    `bits` [tokens] and `alternativeBits` [tokens, n] are their surprise, the latter in float16. The rest is Layout's.
     """
-    tokens = np.concatenate([[], *(text.tokens for text in texts)]).astype(np.int64)  # [tokens]
-    alternatives = np.concatenate([text.score.alternatives for text in texts] or [np.empty([0, 0])])  # [tokens, n]
-    their_bits = np.concatenate([_bits(text.score.alternative_log_probabilities).ravel() for text in texts] or [[]])
-    ids, indexes = np.unique(np.concatenate([tokens, alternatives.ravel()]).astype(np.int64), return_inverse=True)
+    scores = [text.score for text in texts]
+    tokens = _joined(text.tokens for text in texts).astype(np.int64)  # [tokens]
+    alternatives = _joined(np.ravel(score.alternatives) for score in scores).astype(np.int64)  # [tokens * n]
+    their_bits = _bits(_joined(np.ravel(score.alternative_log_probabilities) for score in scores))  # [tokens * n]
+    ids, indexes = np.unique(np.concatenate([tokens, alternatives]), return_inverse=True)
     return {
         "edges": EDGES,
         "ids": ids.tolist(),
         "names": [token_name(bytes_of[token]) for token in ids.tolist()],
         "tokens": _packed(indexes[: len(tokens)]),
-        "bits": _packed(np.concatenate([[], *(layout.bits for layout in layouts)]).astype("<f4")),
-        "ranks": _packed(np.concatenate([[], *(text.score.ranks for text in texts)])),
-        "widths": _packed(np.concatenate([[], *(layout.widths for layout in layouts)])),
-        "n": alternatives.shape[1],
+        "bits": _packed(_joined(layout.bits for layout in layouts).astype("<f4")),
+        "ranks": _packed(_joined(score.ranks for score in scores)),
+        "widths": _packed(_joined(layout.widths for layout in layouts)),
+        "lineBits": _packed(_joined(layout.line_bits for layout in layouts).astype("<f4")),
+        "lineTokens": _packed(_joined(layout.line_tokens for layout in layouts)),
+        "n": len(alternatives) // max(1, len(tokens)),
         "alternatives": _packed(indexes[len(tokens) :]),
         "alternativeBits": _packed(their_bits.clip(max=np.finfo("<f2").max).astype("<f2").view("<u2")),
     }
+
+
+def _joined(arrays: Iterable) -> np.ndarray:
+    return np.concatenate([[], *arrays])
 
 
 def _packed(array: np.ndarray) -> list:
@@ -161,10 +171,8 @@ def _totals(layouts: Sequence[Layout]) -> str:
 
 
 def _legend() -> str:
-    """The shades, and the probabilities at which they begin."""
-    bounds = ["100", *(f"{100 * 2.0**-edge:.2g}" for edge in EDGES), "0"]
-    items = [
-        f'<span class="{shade(low)}">{above}–{below} %</span>'
-        for low, above, below in zip((0, *EDGES), bounds, bounds[1:], strict=False)
-    ]
+    """The shades, and the probabilities that each is for."""
+    bounds = [f"{100 * 2.0**-edge:.2g} %" for edge in EDGES]
+    names = [f"over {bounds[0]}", *(f"to {bound}" for bound in bounds[1:]), "less"]
+    items = [f'<span class="{shade(edge)}">{name}</span>' for edge, name in zip((0, *EDGES), names, strict=True)]
     return f'<p class="legend"><span>probability</span>{"".join(items)}</p>'

@@ -14,58 +14,74 @@ import numpy as np
 import tensorflow as tf
 
 from gpt2tf import checks, encoder
-from gpt2tf.checkpoint import load_model
+from gpt2tf.checkpoint import load_weights
+from gpt2tf.locate import note_released
 from gpt2tf.model import GPT2
+from gpt2tf.paper.network import Network, Score
 
 DTYPES = ("float32", "bfloat16")
-
-
-class Score(NamedTuple):
-    """Of one row of tokens."""
-
-    log_probabilities: np.ndarray  # [tokens] float32, natural log; the first is NaN where nothing stands in front
-    ranks: np.ndarray  # [tokens] int32; 1 is the likeliest token, ties count as less likely; 0 where there is a NaN
-    alternatives: np.ndarray  # [tokens, n] int32, the n likeliest tokens, likeliest first
-    alternative_log_probabilities: np.ndarray  # [tokens, n] float32
+BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # lengths that windows are padded to
+TOKENS = {"CPU": 1024, "GPU": 8192}  # in a batch; on a CPU more would take more memory and no less time
+AHEAD = 8  # batches of windows are found before the first is scored, so that they can be sorted by length
+SLAB = 256  # positions of which there are logits at a time: 51 MB of them, and as much again twice in what is computed
 
 
 class Window(NamedTuple):
     """The tokens from `begin` to before `end` of a row, of which those from `first` on are scored."""
 
+    row: int
     begin: int
     first: int
     end: int
 
+    @property
+    def bucket(self) -> int:
+        """The length that its tokens but the last, after which nothing is asked for, are padded to."""
+        n = self.end - 1 - self.begin
+        return next((bucket for bucket in BUCKETS if bucket >= n), n)
 
-def windows(n: int, n_ctx: int, stride: int) -> Iterator[Window]:
+
+def windows(row: int, n: int, n_ctx: int, stride: int) -> Iterator[Window]:
     """The windows that score a row of n tokens, all but the first."""
     begin, first = 0, 1
     while first < n:
         end = min(begin + n_ctx, n)
-        yield Window(begin, first, end)
+        yield Window(row, begin, first, end)
         begin, first = begin + stride, end
 
 
 class Scorer:
     """A model ready to score: compiled once, used for many rows.
 
-    model: a GPT2, or the path of a model as `load_model` takes it. dtype: of the matrices, float32 or bfloat16.
-    jit_compile: False runs the same graph without XLA. device: the name of TensorFlow's device to compute on.
+    model: a GPT2, or the path of a model as `load_model` takes it. dtype: of the factors of matrix products, float32 or
+    bfloat16. jit_compile: whether XLA compiles it; if not given, where it runs on a GPU. device: the name of
+    TensorFlow's device to compute on; its own choice if not given.
+
+    Rows of wte that stand for no token have no probability, as in sampling.
     """
 
     def __init__(
         self,
         model: GPT2 | str | os.PathLike,
         dtype: str = "float32",
-        jit_compile: bool = True,
+        jit_compile: bool | None = None,
         device: str | None = None,
     ):
         checks.one_of(DTYPES)("dtype", dtype)
-        self._model = model if isinstance(model, GPT2) else load_model(model)
-        self._device = device
-        self.hparams = self._model.hparams
-        self.vocabulary = self._model.vocabulary
+        if isinstance(model, GPT2):
+            self.hparams, self.vocabulary = model.hparams, model.vocabulary
+            weights = {v.path: v.value for v in model.variables}
+        else:
+            self.hparams, weights, self.vocabulary = load_weights(model)
+            if self.vocabulary is None and self.hparams.n_vocab == encoder.RELEASED_SIZE:
+                note_released(os.path.dirname(weights.prefix) or ".")
+                self.vocabulary = encoder.released()
+        gpu = bool(tf.config.get_visible_devices("GPU"))
+        self._tokens, self._device = TOKENS["GPU" if gpu else "CPU"], device
         self._real_tokens = encoder.real_tokens(self.vocabulary, self.hparams.n_vocab)
+        with tf.device(device):
+            jit_compile = gpu if jit_compile is None else jit_compile
+            self._network = Network(weights, self.hparams, self._real_tokens, dtype, jit_compile)
 
     def score(
         self,
@@ -85,49 +101,85 @@ class Scorer:
         Raises ValueError for what is out of range or no token, FloatingPointError when the model's logits are not
         finite.
         """
-        n_ctx, tokens = self.hparams.n_ctx, self._real_tokens
-        stride = checks.between(1, n_ctx - 1)("stride", n_ctx // 2 if stride is None else stride)
-        checks.between(0, tokens)("alternatives", alternatives)
+        stride = checks.between(1, self.hparams.n_ctx - 1)("stride", stride or self.hparams.n_ctx // 2)
+        checks.between(0, self._real_tokens)("alternatives", alternatives)
         prefix = [self._end_of_text()] if start else []
-        return self._scores(rows, prefix, stride, alternatives, progress)
+        return self._scores(rows, prefix, (stride, alternatives), progress or (lambda n: None))
 
     def _end_of_text(self) -> int:
         if self.vocabulary is None or self.vocabulary.table is None:
             raise ValueError("the model's vocabulary is not known, so there is no <|endoftext|> to start with")
         return self.vocabulary.tables()[0][encoder.END_OF_TEXT]
 
-    def _scores(self, rows, prefix, stride, alternatives, progress):
+    def _scores(self, rows, prefix, options, progress):
+        stride, alternatives = options
+        for group in self._groups(rows, prefix):
+            scores = [_unknown(len(row), alternatives) for row in group]
+            todo = [w for i, row in enumerate(group) for w in windows(i, len(row), self.hparams.n_ctx, stride)]
+            for batch in self._batches(todo):
+                self._score_batch(batch, group, scores, alternatives)
+                progress(sum(w.end - w.first for w in batch))
+            yield from (Score(*(array[len(prefix) :] for array in score)) for score in scores)
+
+    def _groups(self, rows, prefix) -> Iterator[list[np.ndarray]]:
+        """The rows, each with its prefix, in lists of so many tokens that batches can be made of them."""
+        group, size = [], 0
         for row in rows:
             row = np.asarray(row)
             if row.ndim != 1:
                 raise ValueError(f"a row must be a list of token ids; its shape is {row.shape}")
             checks.check_tokens(row, self._real_tokens)
-            row = np.concatenate([prefix, row]).astype(np.int32)
-            score = Score(
-                np.full([len(row)], np.nan, np.float32),
-                np.zeros([len(row)], np.int32),
-                np.zeros([len(row), alternatives], np.int32),
-                np.full([len(row), alternatives], np.nan, np.float32),
-            )
-            for begin, first, end in windows(len(row), self.hparams.n_ctx, stride):
-                logits = self._model(row[None, begin : end - 1])["logits"][0, first - 1 - begin :, : self._real_tokens]
-                found = score_logits(logits, tf.constant(row[first:end]), alternatives)
-                for array, part in zip(score, found, strict=True):
-                    array[first:end] = part.numpy()
-                if not np.isfinite(score.log_probabilities[first:end]).all():
-                    raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
-                if progress:
-                    progress(end - first)
-            yield Score(*(array[len(prefix) :] for array in score))
+            group.append(np.concatenate([prefix, row]).astype(np.int32))
+            size += len(row)
+            if size >= AHEAD * self._tokens:
+                yield group
+                group, size = [], 0
+        yield group
+
+    def _batches(self, todo: list[Window]) -> Iterator[list[Window]]:
+        """The windows in batches of one bucket."""
+        todo = sorted(todo, key=lambda window: window.bucket)
+        while todo:
+            bucket = todo[-1].bucket
+            n = max(1, self._tokens // bucket)
+            batch = [window for window in todo[-n:] if window.bucket == bucket]
+            del todo[-len(batch) :]
+            yield batch
+
+    def _score_batch(self, batch: list[Window], rows, scores, alternatives: int) -> None:
+        """Fill in what the windows of a batch score."""
+        tokens = np.zeros([len(batch), batch[0].bucket], np.int32)
+        for padded, window in zip(tokens, batch, strict=True):
+            padded[: window.end - 1 - window.begin] = rows[window.row][window.begin : window.end - 1]
+        at = [b * tokens.shape[1] + np.arange(w.first - 1, w.end - 1) - w.begin for b, w in enumerate(batch)]
+        at = np.concatenate(at)  # [n], the positions before those that are scored
+        targets = np.concatenate([rows[w.row][w.first : w.end] for w in batch])  # [n]
+        with tf.device(self._device):
+            h = self._network.hidden(tf.constant(tokens))
+            h = tf.reshape(h, [-1, h.shape[-1]])
+            found = []
+            for i in range(0, len(at), SLAB):
+                part = at[i : i + SLAB]
+                rest = -len(part) % min(SLAB, 16)
+                part, target = np.pad(part, (0, rest)), np.pad(targets[i : i + SLAB], (0, rest))
+                score = self._network.scores(tf.gather(h, part), tf.constant(target), alternatives)
+                found.append([array.numpy()[: len(part) - rest] for array in score])
+        found = [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+        if not np.isfinite(found[0]).all():
+            raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
+        done = 0
+        for window in batch:
+            n = window.end - window.first
+            for array, values in zip(scores[window.row], found, strict=True):
+                array[window.first : window.end] = values[done : done + n]
+            done += n
 
 
-def score_logits(logits, targets, alternatives: int) -> Score:
-    """The score of each target by the logits of its position. logits: [n, vocab] float32, targets: [n] int32"""
-    total = tf.reduce_logsumexp(logits, axis=-1)  # [n]
-    target = tf.gather(logits, targets, batch_dims=1)  # [n]
-    ranks = 1 + tf.reduce_sum(tf.cast(logits > target[:, None], tf.int32), axis=-1)  # [n]
-    best, tokens = tf.math.top_k(logits, alternatives)  # [n, alternatives]
-    return Score(target - total, ranks, tokens, best - total[:, None])
+def _unknown(n: int, alternatives: int) -> Score:
+    """The score of n tokens before anything is known of them."""
+    lead = np.full([n], np.nan, np.float32), np.zeros([n], np.int32)
+    shape = [n, alternatives]
+    return Score(*lead, np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32))
 
 
 def score(model: GPT2 | str | os.PathLike, rows: Iterable[Sequence[int]], **options) -> list[Score]:
