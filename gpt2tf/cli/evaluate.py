@@ -14,6 +14,8 @@ from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import locked, replacing
 from gpt2tf.locate import ModelFiles
 from gpt2tf.paper import data as published
+from gpt2tf.paper import report
+from gpt2tf.paper.evaluate import Journal, Model, Result, Settings, evaluate, limited, make_setup, make_task
 
 ALL = "all"
 
@@ -61,13 +63,14 @@ def run(args) -> None:
         raise ValueError(f"another process writes to {args.output}; name another folder with --output")
 
     with locked(args.output, busy) if args.output else contextlib.nullcontext():
+        journals = {task: _journal(args, task, data, files) for task, data in sets.items()} if args.output else {}
         silence_tensorflow()
-        evaluation = interruptible(Evaluation, args, files)
+        evaluation = interruptible(Evaluation, args, files, journals)
         results = []
         for task, data in sets.items():
             results.append(evaluation.result(task, data))
             if not args.json:
-                sys.stdout.write(evaluation.text(results[-1]) + "\n")
+                sys.stdout.write(report.as_text(results[-1]) + "\n")
                 sys.stdout.flush()
         if args.task == ALL:
             evaluation.write_row(results, missing)
@@ -102,49 +105,47 @@ def _files(args) -> tuple[dict[str, str], list[str]]:
     return found, missing
 
 
+def _journal(args, task: str, data: published.Data, files: ModelFiles) -> Journal:
+    """The journal of a task in --output. Raises ValueError where there is one of something else."""
+    settings = Settings(args.dtype, args.stride, args.limit)
+    depends = {"task": task, "data": data.sha256, "model": files.fingerprint(), **settings._asdict()}
+    return Journal(os.path.join(args.output, f"{task}.journal"), depends)
+
+
 class Evaluation:
     """A model that is evaluated on one task or several, with the flags of the command."""
 
-    def __init__(self, args, files: ModelFiles):
-        from gpt2tf.checkpoint import load_model
+    def __init__(self, args, files: ModelFiles, journals: dict[str, Journal]):
         from gpt2tf.devices import use_device
-        from gpt2tf.paper import evaluate, report
         from gpt2tf.paper.score import Scorer
 
         use_device(args.device, args.tf32)
-        self.args, self.evaluate, self.report = args, evaluate, report
-        model = files.load(load_model)
-        self.hparams = model.hparams
-        self.setup = evaluate.make_setup(files.encoder(model.hparams.n_vocab), model.hparams, args.stride)
-        self.fingerprint = evaluate.fingerprint(model) if args.output else None
-        self.scorer = Scorer(model, args.dtype)
-        self.text = report.as_text
+        self.args, self.journals = args, journals
+        self.scorer = files.load(lambda prefix: Scorer(prefix, args.dtype))
+        self.setup = make_setup(files.encoder(self.scorer.hparams.n_vocab), self.scorer.hparams, args.stride)
 
-    def result(self, task: str, data: published.Data):
+    def result(self, task: str, data: published.Data) -> Result:
         """The result of a task; what is done of it stays in --output if Ctrl-C comes."""
         from tqdm import tqdm
 
-        args, evaluate = self.args, self.evaluate
-        settings = evaluate.Settings(args.dtype, self.setup.stride, args.limit)
-        data, part = evaluate.limited(data, args.limit)
-        made = evaluate.make_task(task, data, self.setup)
-        journal = None
-        if args.output:
-            depends = {"task": task, "data": data.sha256, "model": self.fingerprint, **settings._asdict()}
-            journal = evaluate.Journal(os.path.join(args.output, f"{task}.journal"), depends)
-            if journal.records:
-                log.info("%s of %s items are in %s", len(journal.records), len(made.items), journal.path)
+        data, part = limited(data, self.args.limit)
+        made = make_task(task, data, self.setup)
+        journal = self.journals.get(task)
+        if journal and journal.records:
+            log.info("%d of %d items are in %s already", len(journal.records), len(made.items), journal.path)
         try:
             with tqdm(desc=task, total=len(made.items), unit=" items", disable=None) as bar:
-                figures = evaluate.evaluate(made, self.scorer, journal, bar.update)
+                figures = evaluate(made, self.scorer, journal, bar.update)
         except KeyboardInterrupt:
             if journal:
-                done = f"{len(journal.records)} of {len(made.items)} items of {task} are kept in {journal.path}"
-                log.info("%s; run the same command again to go on", done)
+                kept = f"{len(journal.records)} of {len(made.items)} items of {task} are kept in {journal.path}"
+                log.info("%s; run the same command again to go on", kept)
             else:
                 log.info("nothing is kept of %s; with --output DIR the same command goes on where it stopped", task)
             raise
-        result = evaluate.Result(task, args.model_name, self.hparams, data, part, settings, figures, made.conventions)
+        settings = Settings(self.args.dtype, self.setup.stride, self.args.limit)
+        model = Model(self.args.model_name, self.scorer.hparams)
+        result = Result(task, model, data, part, settings, figures, made.conventions)
         self._write(f"{task}.json", json.dumps(result.as_json(), indent=1))
         return result
 
@@ -152,13 +153,13 @@ class Evaluation:
         """Print the row, and write it as text, JSON and a page."""
         from gpt2tf.paper.page import document
 
-        row = self.report.row_as_text(results, missing)
+        row = report.row_as_text(results, missing)
         whole = json.dumps({"missing": missing, "results": [result.as_json() for result in results]}, indent=1)
         sys.stdout.write(whole + "\n" if self.args.json else row)
-        self._write("row.txt", row + "\n" + "\n".join(map(self.text, results)))
+        self._write("row.txt", row + "\n" + "\n".join(map(report.as_text, results)))
         self._write("row.json", whole)
         title = f"{self.args.model_name}: Table 3"
-        self._write("row.html", document(title, self.report.as_page_body(results, missing)))
+        self._write("row.html", document(title, report.as_page_body(results, missing)))
 
     def _write(self, name: str, text: str) -> None:
         if self.args.output:

@@ -19,7 +19,7 @@ from gpt2tf.train.reader import read_text
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 SPLIT = 5_000_000  # bytes at the end of enwik8 and text8 that are the test split (Salesforce's prep_enwik8.py)
 WHOLE = 100_000_000  # bytes of enwik8 and of text8
-THOUSAND = 1_000  # bytes in an item of these
+THOUSAND = 1_000  # bytes in an item of these, kB
 BLANK = "XXXXX"  # what the Children's Book Test asks for
 CONTEXT = 20  # sentences in front of a question
 
@@ -116,7 +116,7 @@ def _counted(path: str, task: str, found: int, unit: str, published: dict[str, i
     largest = max(published, key=published.get)
     if found > published[largest]:
         raise _wrong(path, task, f"has {found:,} {unit}, more than the {largest}: is it the training file?")
-    return f"not a whole published file: {found:,} {unit}, where the {largest} has {published[largest]:,}"
+    return f"NOT a whole published file: {found:,} {unit}, and the {largest} has {published[largest]:,}"
 
 
 def _objects(path: str, task: str, text: str, fields: dict[str, type]) -> list[dict]:
@@ -140,12 +140,12 @@ def _lambada(path: str, raw: bytes) -> Data:
     text = _text(path, raw)
     if text.lstrip().startswith("{"):
         texts = [row["text"] for row in _objects(path, "lambada", text, {"text": str})]
-        kind = "OpenAI's lambada_test.jsonl, not preprocessed, as the paper's"
+        kind = "lambada_test.jsonl of OpenAI, not preprocessed, as the paper's"
     else:
         texts = list(filter(str.strip, text.split("\n")))
         if any(re.search("[A-Z]", line) for line in texts):
             raise _wrong(path, "lambada", "is neither JSON lines nor in small letters")
-        kind = "the authors' lambada_test_plain_text.txt, preprocessed, which is NOT what the paper used"
+        kind = "lambada_test_plain_text.txt of LAMBADA's authors, preprocessed, which is NOT what the paper used"
     passages = [Passage(*line.strip().rsplit(None, 1)) for line in texts if len(line.split()) > 1]
     if len(passages) < len(texts):
         raise _wrong(path, "lambada", "has a passage of less than two words")
@@ -251,10 +251,10 @@ def _last_bytes(task: str, begins: re.Pattern, expected: str):
             part = part.rstrip(b"\n")
         name = f"the last {SPLIT:,} bytes of {task}"
         split = (
-            name if len(part) == SPLIT else f"not a whole published file: {len(part):,} bytes, where {name} are meant"
+            name if len(part) == SPLIT else f"NOT a whole published file: {len(part):,} bytes, and {name} are meant"
         )
         chunks = [part[at : at + THOUSAND] for at in range(0, len(part), THOUSAND)]
-        return _data(path, raw, split, chunks, "thousands of bytes")
+        return _data(path, raw, split, chunks, "kB")
 
     return read_split
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import itertools
 import json
 import math
@@ -11,17 +10,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from gpt2tf import encoder
 from gpt2tf.hparams import HParams, size_name
-from gpt2tf.model import GPT2
 from gpt2tf.paper.data import Data
 from gpt2tf.paper.tables import MEASURED, TABLE_3
-from gpt2tf.paper.task import Figure, Setup, Task
 
 if TYPE_CHECKING:
     from gpt2tf.encoder import Encoder
+    from gpt2tf.paper.score import Scorer
+    from gpt2tf.paper.task import Figure, Setup, Task
 
 FORMAT = 1  # of journals; another where a record, or what is scored, changes
 
@@ -30,16 +26,22 @@ class Settings(NamedTuple):
     """What a record depends on beside the model and the data."""
 
     dtype: str
-    stride: int
+    stride: int | None  # None is half of the window
     limit: int | None
+
+
+class Model(NamedTuple):
+    """Which model it is."""
+
+    name: str
+    hparams: HParams
 
 
 class Result(NamedTuple):
     """The figures of a task, and all that they depend on."""
 
     task: str
-    model_name: str
-    hparams: HParams
+    model: Model
     data: Data  # less what --limit left out
     part: bool  # whether --limit left something out
     settings: Settings
@@ -49,7 +51,7 @@ class Result(NamedTuple):
     @property
     def size(self) -> str | None:
         """The published size of the model: "124M"."""
-        return size_name(self.hparams)
+        return size_name(self.model.hparams)
 
     def paper(self, figure: Figure) -> float | None:
         """The paper's number for the model's size, of the kind of the figure."""
@@ -57,15 +59,15 @@ class Result(NamedTuple):
 
     def others(self, figure: Figure) -> list:
         """What others measured of the same, for the same weights."""
-        return [m for m in MEASURED.get(self.task, ()) if figure.name.startswith(m.figure) and m.size == self.size]
+        return [m for m in MEASURED.get(self.task, ()) if (m.figure, m.size) == (figure.name, self.size)]
 
     def as_json(self) -> dict:
         """All of it as plain JSON."""
         found = {
             "task": self.task,
-            "model_name": self.model_name,
+            "model_name": self.model.name,
             "size": self.size,
-            "hparams": vars(self.hparams),
+            "hparams": vars(self.model.hparams),
             "data": {"file": self.data.path, "sha256": self.data.sha256, "items": len(self.data.items)},
             "unit": self.data.unit,
             "part": self.part,
@@ -105,6 +107,9 @@ def make_task(name: str, data: Data, setup: Setup) -> Task:
 
 def make_setup(enc: Encoder, hparams: HParams, stride: int | None) -> Setup:
     """What tasks are run with; the stride is half of the window if it is not given."""
+    from gpt2tf import encoder
+    from gpt2tf.paper.task import Setup
+
     stride = max(1, hparams.n_ctx // 2) if stride is None else stride
     return Setup(enc, hparams.n_ctx, stride, enc.encoder[encoder.END_OF_TEXT])
 
@@ -115,7 +120,7 @@ def limited(data: Data, limit: int | None) -> tuple[Data, bool]:
 
 
 def evaluate(
-    task: Task, scorer, journal: Journal | None = None, progress: Callable[[int], object] | None = None
+    task: Task, scorer: Scorer, journal: Journal | None = None, progress: Callable[[int], object] | None = None
 ) -> list[Figure]:
     """Score what the journal lacks, and make the figures of all. progress: called with the number of items done."""
     records = list(journal.records) if journal else []
@@ -178,15 +183,3 @@ class Journal:
         with open(self.path, "a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(record) + "\n")
         self.records.append(record)
-
-
-def fingerprint(model: GPT2) -> str:
-    """SHA-256 of the weights and the vocabulary, wherever they came from."""
-    digest = hashlib.sha256()
-    for variable in model.variables:
-        digest.update(variable.path.encode())
-        digest.update(np.ascontiguousarray(variable.numpy()).data)
-    if model.vocabulary is not None:
-        for text in (model.vocabulary.table, model.vocabulary.merges):
-            digest.update((text or "").encode())
-    return digest.hexdigest()

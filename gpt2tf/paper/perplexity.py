@@ -43,16 +43,14 @@ KINDS = {
 class Reading(NamedTuple):
     """A text as it is read: rows of ids, each without those before, and the windows in which they are scored."""
 
-    name: str
     rows: list[np.ndarray]
-    windows: list[tuple[int, Window]]  # (which row, ...)
+    windows: list[Window]
 
 
 class Item(NamedTuple):
     """One window of a reading."""
 
     reading: int
-    row: int
     window: Window
 
 
@@ -69,7 +67,7 @@ class Text(Task):
         if self.kind.detokenizer:
             readings.append(self._raw())
         self.readings = readings
-        self.items = [Item(at, *place) for at, reading in enumerate(readings) for place in reading.windows]
+        self.items = [Item(at, window) for at, reading in enumerate(readings) for window in reading.windows]
         self.conventions = self._conventions()
 
     def _whole(self, name: str) -> Reading:
@@ -81,8 +79,7 @@ class Text(Task):
         texts = re.findall(r"[^\n]*\n|[^\n]+", text) if self.kind.by_line else [text]
         rows = [np.array([self.setup.end_of_text, *encode(self.setup.enc, text)], np.int32) for text in texts]
         n_ctx, stride = self.setup.n_ctx, self.setup.stride
-        places = [(at, window) for at, row in enumerate(rows) for window in windows(len(row), n_ctx, stride)]
-        return Reading("de-tokenized" if self.kind.detokenizer else "", rows, places)
+        return Reading(rows, [w for at, row in enumerate(rows) for w in windows(at, len(row), n_ctx, stride)])
 
     def _raw(self) -> Reading:
         """As others measured: the file's own text in windows side by side, whose first tokens are not scored."""
@@ -92,10 +89,11 @@ class Text(Task):
             text = "\n\n".join(line if line.strip() else "" for line in lines)
         row, n_ctx = np.array(encode(self.setup.enc, text), np.int32), self.setup.n_ctx
         begins = range(0, len(row) - 1, n_ctx)
-        return Reading("raw", [row], [(0, Window(at, at + 1, min(at + n_ctx, len(row)))) for at in begins])
+        return Reading([row], [Window(0, at, at + 1, min(at + n_ctx, len(row))) for at in begins])
 
     def rows(self, item: Item) -> list[list[int]]:
-        return [self.readings[item.reading].rows[item.row][item.window.begin : item.window.end]]
+        window = item.window
+        return [self.readings[item.reading].rows[window.row][window.begin : window.end]]
 
     def record(self, item: Item, scores: list[Score]) -> list:
         scored = scores[0].log_probabilities[item.window.first - item.window.begin :]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gpt2tf.paper.evaluate import Result
-from gpt2tf.paper.tables import TABLE_3
-from gpt2tf.paper.task import Figure
+from gpt2tf.paper.tables import SAID, TABLE_3
+
+if TYPE_CHECKING:
+    from gpt2tf.paper.task import Figure
 
 NARROW, NAME = 10, 46  # characters of a number, and of the name of a figure
 
@@ -26,8 +29,9 @@ def as_text(result: Result) -> str:
         lines += [f"    others: {_measured(other)}" for other in result.others(figure)]
     if not size:
         lines.append("paper: it has no model of this size")
-    width = max(map(len, result.conventions))
-    return "\n".join([*lines, "", *(f"{name:{width}}  {text}" for name, text in _conventions(result))]) + "\n"
+    conventions = _conventions(result)
+    width = max(len(name) for name, _ in conventions)
+    return "\n".join([*lines, "", *(f"{name:{width}}  {text}" for name, text in conventions)]) + "\n"
 
 
 def row_as_text(results: list[Result], missing: Iterable[str]) -> str:
@@ -71,14 +75,15 @@ def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
 
 
 def _title(result: Result) -> str:
-    size = f", {result.size}" if result.size and result.size != result.model_name else ""
+    size = f", {result.size}" if result.size and result.size != result.model.name else ""
     part = ", A PART of what is there" if result.part else ""
-    return f"{result.task}: {result.model_name}{size}; {len(result.data.items):,} {result.data.unit}{part}"
+    return f"{result.task}: {result.model.name}{size}; {len(result.data.items):,} {result.data.unit}{part}"
 
 
 def _conventions(result: Result) -> list[tuple[str, str]]:
     file = f"{result.data.path} (sha256 {result.data.sha256[:16]}...)"
-    return [("file", file), *result.conventions.items(), ("dtype", result.settings.dtype)]
+    said = [("the paper", SAID[result.task])] if result.task in SAID else []
+    return [("file", file), *result.conventions.items(), ("dtype", result.settings.dtype), *said]
 
 
 def _row(results: list[Result]) -> list[tuple[str, str, str, str]]:

@@ -50,13 +50,13 @@ def test_what_is_missing_is_named(tmp_path):
 def test_what_is_read(sets, task, items, first):
     data = read(task, str(sets[task]))
     assert (len(data.items), data.items[0]) == (items, first)
-    assert "not a whole published file" in data.split
+    assert "NOT a whole published file" in data.split
 
 
 def test_a_whole_published_file_is_known_by_its_count(tmp_path):
     (tmp_path / "lambada_test.jsonl").write_text(lines_of([{"text": "one two"}] * 5153))
     assert read("lambada", str(tmp_path / "lambada_test.jsonl")).split == (
-        "OpenAI's lambada_test.jsonl, not preprocessed, as the paper's, all 5,153 passages"
+        "lambada_test.jsonl of OpenAI, not preprocessed, as the paper's, all 5,153 passages"
     )
     block = "".join(f"{n} A b .\n" for n in range(1, 21)) + "21 A XXXXX .\tb\t\tb|c\n\n"
     (tmp_path / "cbtest_CN_valid_2000ex.txt").write_text(block * 2000)
