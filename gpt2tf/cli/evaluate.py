@@ -83,11 +83,13 @@ def _files(args) -> tuple[dict[str, str], list[str]]:
     tasks = [task for task, source in published.SOURCES.items() if source.files] if args.task == ALL else [args.task]
     if args.download:
         if "lambada" not in tasks:
-            raise UsageError(f"--download fetches lambada_test.jsonl alone; {args.task} takes another file")
-        from gpt2tf.download import download_lambada
+            raise UsageError(f"--download fetches lambada_test.jsonl alone, and {args.task} takes another file")
+        if os.path.exists(args.data) and not os.path.isdir(args.data):
+            raise UsageError(f"{args.data} is there already; give the folder for lambada_test.jsonl as --data")
+        from gpt2tf import download
 
-        silence_tensorflow()
-        download_lambada(args.data)
+        if not os.path.exists(os.path.join(args.data, download.LAMBADA)):
+            download.download_lambada(args.data)
     if args.task != ALL:
         return {args.task: published.find(args.task, args.data)}, []
     if not os.path.isdir(args.data):

@@ -84,7 +84,7 @@ def read(task: str, path: str) -> Data:
     refuse_pointer(path)
     with open(path, "rb") as file:
         raw = file.read()
-    if WEB_PAGE.match(raw):
+    if task != "text" and WEB_PAGE.match(raw):
         raise ValueError(f"{path} is a web page, an error of a server perhaps; {task} takes {source.about}")
     if not raw.strip():
         raise ValueError(f"{path} is empty; {task} takes {source.about}")
@@ -250,9 +250,7 @@ def _last_bytes(task: str, begins: re.Pattern, expected: str):
         if task == "text8":
             part = part.rstrip(b"\n")
         name = f"the last {SPLIT:,} bytes of {task}"
-        split = (
-            name if len(part) == SPLIT else f"NOT a whole published file: {len(part):,} bytes, and {name} are meant"
-        )
+        split = name if len(part) == SPLIT else f"NOT a whole published file: {len(part):,} bytes, and {name} are meant"
         chunks = [part[at : at + THOUSAND] for at in range(0, len(part), THOUSAND)]
         return _data(path, raw, split, chunks, "kB")
 

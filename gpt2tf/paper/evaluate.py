@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpt2tf.hparams import HParams, size_name
 from gpt2tf.paper.data import Data
-from gpt2tf.paper.tables import MEASURED, TABLE_3
+from gpt2tf.paper.tables import MEASURED, SAID, TABLE_3
 
 if TYPE_CHECKING:
-    from gpt2tf.encoder import Encoder
+    from encoder import Encoder
     from gpt2tf.paper.score import Scorer
     from gpt2tf.paper.task import Figure, Setup, Task
 
@@ -73,6 +73,7 @@ class Result(NamedTuple):
             "part": self.part,
             **self.settings._asdict(),
             "conventions": self.conventions,
+            "the_paper": SAID.get(self.task),
         }
         found["figures"] = [
             {
@@ -171,8 +172,9 @@ class Journal:
             raise ValueError(f"{self.path} is no journal of an evaluation; name another folder with --output") from None
         if differing:
             name = sorted(differing)[0]
+            there, here = (str(it.get(name))[:12] for it in (found, depends))  # of a hash the beginning will do
             raise ValueError(
-                f"{self.path} is of another evaluation ({name}: {found.get(name)} there, {depends.get(name)} here); "
+                f"{self.path} is of another evaluation ({name}: {there} there, {here} here); "
                 "name another folder with --output, or remove the file"
             )
         if lines[-1]:  # the process was killed while it wrote

@@ -17,7 +17,7 @@ from gpt2tf.paper.score import Score, Window, windows
 from gpt2tf.paper.task import DELTA, Figure, Loss, Setup, Task
 
 if TYPE_CHECKING:
-    from gpt2tf.encoder import Encoder
+    from encoder import Encoder
 
 
 class Kind(NamedTuple):

@@ -90,8 +90,8 @@ _UNITS = (
 SAID = {
     "lambada": "3.3: a version without preprocessing; 1558M finds 52.66 % before and 63.24 % after a stop-word filter. "
     "Which words, and whether the word or its last token is to be found, is not said",
-    "cbt-cn": "3.2: by the probability of each choice and of the rest of the sentence given it; the validation split, as "
-    "a book of the test split is in WebText; de-tokenized, not said how",
+    "cbt-cn": "3.2: by the probability of each choice and of the rest of the sentence given it; the validation split, "
+    "as a book of the test split is in WebText; de-tokenized, not said how",
     "wikitext2": _UNITS,
     "ptb": f"{_UNITS}; the edition with <unk> ({HARNESS}#5)",
     "enwik8": "3.1: the log-probability by bytes; split, window and stride are not said",

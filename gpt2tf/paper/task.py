@@ -12,7 +12,7 @@ from gpt2tf.paper.data import Data
 from gpt2tf.paper.score import Score
 
 if TYPE_CHECKING:
-    from gpt2tf.encoder import Encoder
+    from encoder import Encoder
 
 Z = 1.959964  # standard deviations on either side of the mean that hold 95 % of a normal distribution
 WILSON = "95 %, Wilson's for a share of independent items"

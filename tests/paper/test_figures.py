@@ -64,7 +64,7 @@ def sets(tmp_path_factory):
     return made_sets.write_all(tmp_path_factory.mktemp("sets"))
 
 
-def values(figures, *names):
+def numbers(figures, *names):
     return [figures[name].value for name in names]
 
 
@@ -101,7 +101,7 @@ def test_a_text_by_original_tokens_and_its_raw_figure(bundled, sets, task):
     assert len(ids) <= bundled.hparams.n_ctx  # one long pass holds it
     loss, original = -bundled.logs(ids).sum(), len(text.split()) + text.count("\n")
     raw_loss, raw_tokens = side_by_side(bundled, bundled.enc.encode(raw))
-    found = values(
+    found = numbers(
         bundled.figures(task, sets[task]),
         "ppl per original token",
         "ppl per GPT-2 token",
@@ -115,19 +115,19 @@ def test_sentences_know_nothing_of_each_other(bundled, sets):
     loss = -sum(bundled.logs(row).sum() for row in rows)
     original = len(made_sets.ONE_BILLION.split()) + 3
     raw_loss, raw_tokens = side_by_side(bundled, bundled.enc.encode(made_sets.ONE_BILLION))
-    found = values(bundled.figures("1bw", sets["1bw"]), "ppl per original token", "raw, ppl per GPT-2 token")
+    found = numbers(bundled.figures("1bw", sets["1bw"]), "ppl per original token", "raw, ppl per GPT-2 token")
     assert found == near(math.exp(loss / original), math.exp(raw_loss / raw_tokens))
 
 
 def test_bits_are_of_bytes_and_characters(bundled, sets):
     figures = bundled.figures("text8", sets["text8"])
     loss = -bundled.logs([bundled.end, *bundled.enc.encode(made_sets.TEXT8.decode())]).sum()
-    assert values(figures, "bits per character") == near(loss / math.log(2) / len(made_sets.TEXT8))
+    assert numbers(figures, "bits per character") == near(loss / math.log(2) / len(made_sets.TEXT8))
     valid, rest = made_sets.ENWIK8.split(b"\xff\x80")
     single = [bundled.enc.encoder[bundled.enc.byte_encoder[byte]] for byte in (0xFF, 0x80)]
     ids = [bundled.end, *bundled.enc.encode(valid.decode()), *single, *bundled.enc.encode(rest.decode())]
     loss = -bundled.logs(ids).sum()
-    assert values(bundled.figures("enwik8", sets["enwik8"]), "bits per byte") == near(
+    assert numbers(bundled.figures("enwik8", sets["enwik8"]), "bits per byte") == near(
         loss / math.log(2) / len(made_sets.ENWIK8)
     )
 
@@ -143,13 +143,13 @@ def test_a_long_text_by_windows(tiny_a, tmp_path, stride):
     n_bytes = len(text.encode())
     expected = [math.exp(loss / n) for n in (len(ids) - 1, len(text.split()), n_bytes)]
     names = "ppl per GPT-2 token", "ppl per word", "ppl per byte", "bits per byte"
-    assert values(figures, *names) == near(*expected, loss / n_bytes / math.log(2))
+    assert numbers(figures, *names) == near(*expected, loss / n_bytes / math.log(2))
 
 
 def test_the_raw_figure_by_windows(tiny_a, sets):
     raw_loss, raw_tokens = side_by_side(tiny_a, tiny_a.enc.encode(made_sets.PTB))
     assert raw_tokens > 64
-    assert values(tiny_a.figures("ptb", sets["ptb"]), "raw, ppl per GPT-2 token") == near(
+    assert numbers(tiny_a.figures("ptb", sets["ptb"]), "raw, ppl per GPT-2 token") == near(
         math.exp(raw_loss / raw_tokens)
     )
 
@@ -158,7 +158,7 @@ def test_the_raw_figure_takes_the_raw_edition_of_the_same_lines(bundled, tmp_pat
     path = made_sets.write_all(tmp_path)["wikitext2"]
     path.with_name("wiki.test.raw").write_text(made_sets.WIKITEXT.replace("<unk>", "Lear"))
     raw_loss, raw_tokens = side_by_side(bundled, bundled.enc.encode("\n\n = The King of Lear = \n"))
-    assert values(bundled.figures("wikitext2", path, limit=2), "raw, ppl per GPT-2 token") == near(
+    assert numbers(bundled.figures("wikitext2", path, limit=2), "raw, ppl per GPT-2 token") == near(
         math.exp(raw_loss / raw_tokens)
     )
 
@@ -166,7 +166,7 @@ def test_the_raw_figure_takes_the_raw_edition_of_the_same_lines(bundled, tmp_pat
 def test_a_limit_takes_the_first_lines(bundled, sets):
     line = made_sets.PTB.split("\n")[0]
     loss = -bundled.logs([bundled.end, *bundled.enc.encode(made_sets.PTB_WRITTEN.split("\n")[0] + "\n")]).sum()
-    found = values(bundled.figures("ptb", sets["ptb"], limit=1), "ppl per original token")
+    found = numbers(bundled.figures("ptb", sets["ptb"], limit=1), "ppl per original token")
     assert found == near(math.exp(loss / (len(line.split()) + 1)))
 
 
@@ -201,9 +201,9 @@ def test_lambada(which, request, sets):
         ).T
         names = "ppl of the last word", "ppl of the last token", "ppl per token of the last word"
         expected = [np.exp(loss.mean()), np.exp(last.mean()), np.exp(loss.sum() / tokens.sum())]
-        assert values(figures, *(name + end for name in names)) == near(*expected)
+        assert numbers(figures, *(name + end for name in names)) == near(*expected)
         names = "last word", "last token", "last word, stop words barred", "last token, stop words barred"
-        assert values(figures, *(name + end for name in names)) == [100 * np.mean(hit) for hit in hits]
+        assert numbers(figures, *(name + end for name in names)) == [100 * np.mean(hit) for hit in hits]
 
 
 def test_barring_stop_words_changes_what_is_right(bundled, tmp_path):
@@ -215,7 +215,7 @@ def test_barring_stop_words_changes_what_is_right(bundled, tmp_path):
     word = next(w for w in words if w.strip() and w.strip() not in STOP_WORDS_OF_NLTK and w[0] == " ")
     (tmp_path / "x.jsonl").write_text(made_sets.lines_of([{"text": text + word}]))
     assert len(bundled.enc.encode(word)) == 1
-    found = values(bundled.figures("lambada", tmp_path / "x.jsonl"), "last word", "last word, stop words barred")
+    found = numbers(bundled.figures("lambada", tmp_path / "x.jsonl"), "last word", "last word, stop words barred")
     first = next(w for w in words if not (w[0] == " " and w.strip().lower() in STOP_WORDS_OF_NLTK))
     assert found == [0, 100 if first == word else 0] and first == word
 
@@ -241,7 +241,7 @@ def test_the_childrens_book_test(bundled, sets):
         best = [choices.split("|")[np.argmax(column)] for column in zip(*sums, strict=True)]
         together.append(best[0] == answer)
         alone.append(best[1] == answer)
-    found = values(bundled.figures("cbt-cn", sets["cbt-cn"]), "candidate and rest of the sentence", "candidate alone")
+    found = numbers(bundled.figures("cbt-cn", sets["cbt-cn"]), "candidate and rest of the sentence", "candidate alone")
     assert found == [100 * np.mean(together), 100 * np.mean(alone)]
 
 
@@ -253,7 +253,7 @@ def test_hellaswag(bundled, sets):
             end = bundled.enc.encode(" " + ending)
             logs.append(bundled.logs([*bundled.enc.encode(context), *end])[-len(end) :])
         hits.append((np.argmax([log.sum() for log in logs]) == label, np.argmax([log.mean() for log in logs]) == label))
-    assert values(bundled.figures("hellaswag", sets["hellaswag"]), "acc", "acc_norm") == list(100 * np.mean(hits, 0))
+    assert numbers(bundled.figures("hellaswag", sets["hellaswag"]), "acc", "acc_norm") == list(100 * np.mean(hits, 0))
 
 
 # NLTK's older list, sorted, as a check of the one in the code.
