@@ -109,14 +109,20 @@ def _wrong(path: str, task: str, why: str) -> ValueError:
 
 
 def _counted(path: str, task: str, found: int, unit: str, published: dict[str, int]) -> str:
-    """The split by the number of what it has. published: {split: number}. Raises ValueError for more than that."""
+    """The split by the number of what it has. published: {split: number}. Raises ValueError for far more than that."""
     for split, number in published.items():
         if found == number:
             return f"{split}, all {found:,} {unit}"
     largest = max(published, key=published.get)
-    if found > published[largest]:
-        raise _wrong(path, task, f"has {found:,} {unit}, more than the {largest}: is it the training file?")
+    if found > 2 * published[largest]:  # training files have four times as much or more
+        than = f"where the {largest} has {published[largest]:,}"
+        raise _wrong(path, task, f"has {found:,} {unit}, {than}: is it the training file?")
     return f"NOT a whole published file: {found:,} {unit}, and the {largest} has {published[largest]:,}"
+
+
+def _with_capitals(lines: list[str], capitals: str = "[A-Z]") -> float:
+    """The share of the lines that have any."""
+    return sum(bool(re.search(capitals, line)) for line in lines) / len(lines)
 
 
 def _objects(path: str, task: str, text: str, fields: dict[str, type]) -> list[dict]:
@@ -143,7 +149,7 @@ def _lambada(path: str, raw: bytes) -> Data:
         kind = "lambada_test.jsonl of OpenAI, not preprocessed, as the paper's"
     else:
         texts = list(filter(str.strip, text.split("\n")))
-        if any(re.search("[A-Z]", line) for line in texts):
+        if _with_capitals(texts) > 0.1:
             raise _wrong(path, "lambada", "is neither JSON lines nor in small letters")
         kind = "lambada_test_plain_text.txt of LAMBADA's authors, preprocessed, which is NOT what the paper used"
     passages = [Passage(*line.strip().rsplit(None, 1)) for line in texts if len(line.split()) > 1]
@@ -160,22 +166,20 @@ def _cbt(kind: str):
             raise _wrong(path, task, f"is of cbt-{other.lower()}")
         questions = []
         blocks = [block.split("\n") for block in re.split(r"\n\s*\n", _text(path, raw).strip())]
-        for number, block in enumerate(blocks, 1):
-            lines = [line.split(" ", 1) for line in block if line.strip()]
-            fields = re.split(r"\t+", lines[-1][-1].strip())
-            choices = fields[-1].split("|")
-            numbered = [line[0] for line in lines] == [str(i) for i in range(1, CONTEXT + 2)]
-            if not numbered or len(fields) != 3 or BLANK not in fields[0] or fields[1] not in choices:
-                raise _wrong(
-                    path,
-                    task,
-                    f"is cut or another file: question {number} is not 20 sentences, numbered, and "
-                    f"a 21st with {BLANK}, its answer and candidates behind tabs",
-                )
-            context = [line[1].strip() for line in lines[:-1]]
-            questions.append(Question(context, fields[0], choices, choices.index(fields[1])))
+        for at, block in enumerate(blocks, 1):
+            numbers, _, sentences = zip(*(line.partition(" ") for line in block), strict=True)
+            query, *fields = re.split(r"\t+", sentences[-1].strip())
+            if list(numbers) != [str(n) for n in range(1, CONTEXT + 2)] or len(fields) != 2 or BLANK not in query:
+                why = f"is cut or another file: question {at} is not 20 sentences, numbered, and a 21st with {BLANK}, "
+                raise _wrong(path, task, f"{why}its answer and candidates behind tabs")
+            answer, choices = fields[0], fields[1].split("|")
+            context = [sentence.strip() for sentence in sentences[:-1]]
+            questions.append(Question(context, query, choices, choices.index(answer) if answer in choices else -1))
+        lost = sum(question.answer < 0 for question in questions)
+        note = f"; {lost:,} have no candidate that is the answer, and count as wrong" if lost else ""
         published = {f"validation split of CBT-{kind}, the paper's": 2000, f"test split of CBT-{kind}": 2500}
-        return _data(path, raw, _counted(path, task, len(questions), "questions", published), questions, "questions")
+        split = _counted(path, task, len(questions), "questions", published) + note
+        return _data(path, raw, split, questions, "questions")
 
     return read_questions
 
@@ -183,7 +187,7 @@ def _cbt(kind: str):
 def _hellaswag(path: str, raw: bytes) -> Data:
     questions = []
     for row in _objects(path, "hellaswag", _text(path, raw), {"ctx": str, "endings": list}):
-        if "label" not in row:
+        if row.get("label", "") == "":
             raise _wrong(path, "hellaswag", "has no labels, as the test split")
         questions.append(Question(row["ctx"], "", row["endings"], int(row["label"])))
     split = _counted(path, "hellaswag", len(questions), "questions", {"validation split of HellaSwag": 10042})
@@ -216,9 +220,7 @@ def _wikitext(task: str, edition: str):
 
 def _ptb(path: str, raw: bytes) -> Data:
     lines = _lines(_text(path, raw))
-    if any(re.search("[A-MO-Z]", line) for line in lines) or not any(
-        " N " in line or "<unk>" in line for line in lines
-    ):
+    if _with_capitals(lines, "[A-MO-Z]") > 0.1 or not any(" N " in line or "<unk>" in line for line in lines):
         raise _wrong(path, "ptb", "is not in small letters with <unk> and N, as Mikolov's edition is")
     published = {"test split of Penn Treebank, Mikolov's edition": 82_430}
     split = _counted(path, "ptb", original_tokens(lines), "tokens (words, and an end for each line)", published)

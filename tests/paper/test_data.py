@@ -100,19 +100,20 @@ WRONG = {
     "a list": ("lambada", "x.jsonl", b'{"text": "a b"}\n["text"]\n', "has no 'text' in line 2"),
     "one word": ("lambada", "x.jsonl", b'{"text": "a"}\n', "less than two words"),
     "no LAMBADA": ("lambada", "x.txt", b"It is a text.\n", "neither JSON lines nor in small letters"),
-    "training of LAMBADA": ("lambada", "x.txt", b"a b\n" * 5154, "5,154 passages, more than the .*training file"),
+    "training of LAMBADA": ("lambada", "x.txt", b"a b\n" * 10307, "10,307 passages, where the .*training file"),
     "the other kind": ("cbt-cn", "cbtest_NE_test_2500ex.txt", QUESTION.encode(), "is of cbt-ne"),
     "a cut question": ("cbt-cn", "x.txt", (QUESTION + "1 A b .\n2 A").encode(), "question 2 is not 20 sentences"),
-    "training of CBT": ("cbt-ne", "x.txt", (QUESTION * 2501).encode(), "2,501 questions, more than the test split"),
-    "no labels": ("hellaswag", "x.jsonl", b'{"ctx": "a", "endings": ["b"]}\n', "no labels"),
+    "training of CBT": ("cbt-ne", "x.txt", (QUESTION * 5001).encode(), "5,001 questions, where the test split"),
+    "no label": ("hellaswag", "x.jsonl", b'{"ctx": "a", "endings": ["b"]}\n', "no labels"),
+    "empty label": ("hellaswag", "x.jsonl", b'{"ctx": "a", "endings": ["b"], "label": ""}\n', "no labels"),
     "the raw edition": ("wikitext2", "wiki.test.tokens", b" \n = A b = \n \n a @-@ b \n", "it is the raw edition"),
     "raw by name": ("wikitext2", "wiki.test.raw", b" \n = A b = \n \n <unk> \n", "it is the raw edition"),
     "no title": ("wikitext103", "wiki.test.tokens", b"no it was <unk>\n", "does not begin with a title"),
     "training of WikiText": (
         "wikitext2",
         "wiki.train.tokens",
-        b" = A = \n" + b" <unk> a b c d e f g h \n" * 30_000,
-        "more than the test split of WikiText-2: is it the training file",
+        b" = A = \n" + b" <unk> a b c d e f g h \n" * 50_000,
+        "where the test split of WikiText-2 has 245,569: is it the training file",
     ),
     "capitals": ("ptb", "ptb.test.txt", b" The <unk> N\n", "not in small letters"),
     "WikiText for PTB": ("ptb", "wiki.test.tokens", b" = A = \n <unk> \n", "not in small letters"),
@@ -142,3 +143,10 @@ def test_the_plain_text_of_lambada_is_read_and_told(tmp_path):
     (tmp_path / "lambada_test_plain_text.txt").write_text("a b c\nd e signs\n")
     data = read("lambada", str(tmp_path / "lambada_test_plain_text.txt"))
     assert data.items == [("a b", "c"), ("d e", "signs")] and "NOT what the paper used" in data.split
+
+
+def test_a_question_without_its_answer_counts_as_wrong(tmp_path):
+    (tmp_path / "x.txt").write_text(QUESTION.replace("b|c", "d|c") + QUESTION.replace("7 A b .", "7"))
+    data = read("cbt-cn", str(tmp_path / "x.txt"))
+    assert [question.answer for question in data.items] == [-1, 0] and "; 1 have no candidate that is the" in data.split
+    assert data.items[1].context[6] == ""
