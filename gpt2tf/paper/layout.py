@@ -103,7 +103,7 @@ class Layout:
         """
         escapes = ESCAPES | {ord(char): _marked(char, name) for char, name in self.marks.items()}
         parts = []
-        for block in self._blocks():
+        for block in self.blocks():
             first = token + int(self.sign_tokens[np.searchsorted(self.sign_starts, block.start)])
             attributes = f' dir="{block.direction}"' if block.direction else ""
             attributes += "" if block.begins else " data-on"
@@ -111,7 +111,7 @@ class Layout:
             parts.append(f'<div class="b" data-t="{first}" data-l="{line + block.line}"{attributes}>{shown}</div>')
         return "".join(parts)
 
-    def _blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         block = None
         for piece in self._pieces():
             long = block and (block.direction or block.end - block.start >= BLOCK or piece.line - block.line >= LINES)

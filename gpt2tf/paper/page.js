@@ -4,8 +4,12 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const arrays = { Uint8Array, Uint16Array, Uint32Array, Float32Array };
-  const unpack = ([kind, packed]) =>
-    new arrays[kind](Uint8Array.from(atob(packed), (char) => char.charCodeAt(0)).buffer);
+  function unpack([kind, packed]) {
+    const raw = atob(packed);
+    const bytes = new Uint8Array(raw.length);
+    for (let at = 0; at < raw.length; at++) bytes[at] = raw.charCodeAt(at);
+    return new arrays[kind](bytes.buffer);
+  }
   const [tokens, bits, ranks, widths, lineBits, lineTokens, alternatives, alternativeBits] =
     ["tokens", "bits", "ranks", "widths", "lineBits", "lineTokens", "alternatives", "alternativeBits"]
       .map((name) => unpack(data[name]));
@@ -126,7 +130,7 @@
   }
   function facts(token) {
     const id = `id ${data.ids[tokens[token]]}`;
-    if (Number.isNaN(bits[token])) return `no probability: nothing stands before it · ${id}`;
+    if (Number.isNaN(bits[token])) return `not scored · ${id}`;
     return `${percent(bits[token])} · rank ${ranks[token].toLocaleString("en")} · ${bits[token].toFixed(2)} bits · ${id}`;
   }
   function likely(token) { // [index of a token, its bits] of each alternative
@@ -163,7 +167,7 @@
   function show(token, spoken) {
     for (const span of document.querySelectorAll(".on")) span.classList.remove("on");
     shown = token;
-    panel.hidden = token === null;
+    if (token === null) panel.replaceChildren();
     for (const text of document.querySelectorAll(".text")) text.removeAttribute("aria-activedescendant");
     document.getElementById("now")?.removeAttribute("id");
     if (token === null) return;
@@ -174,7 +178,11 @@
     panel.setAttribute("aria-live", spoken ? "polite" : "off"); // a pointer that passes is not read out
     fill(token);
     const here = all[0].getClientRects()[0] ?? all[0].getBoundingClientRect();
-    const { width, height } = panel.getBoundingClientRect();
+    const { width, height, top } = panel.getBoundingClientRect();
+    if (getComputedStyle(panel).position === "fixed") { // at the bottom of a small screen
+      if (token === kept && here.bottom > top) window.scrollBy(0, here.bottom + 8 - top);
+      return;
+    }
     const room = document.documentElement.clientWidth - width - 8;
     const below = here.bottom + 8 + height <= window.innerHeight || here.top - 8 - height < 0;
     panel.style.left = `${window.scrollX + Math.max(8, Math.min(here.left, room))}px`;

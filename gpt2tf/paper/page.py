@@ -32,7 +32,7 @@ HELP = (
 )
 
 TEXT = (  # its attributes: one stop of Tab, in which screen readers let arrow keys pass
-    'class="text" tabindex="0" role="textbox" aria-readonly="true" aria-multiline="true" aria-label="Text" '
+    'class="text" lang="" tabindex="0" role="textbox" aria-readonly="true" aria-multiline="true" aria-label="Text" '
     'aria-describedby="help"'
 )
 
@@ -88,7 +88,7 @@ def scored_texts(title: str, texts: Sequence[Text], enc: encoder.Encoder) -> str
     data = json.dumps(_data(texts, layouts, bytes_of)).replace("<", r"\u003c")
     body = (
         f'<header><h1 dir="auto">{escape(title)}</h1>{_totals(layouts)}{_legend()}<p id="help">{HELP}</p></header>\n'
-        f'<main>{"".join(sections)}</main>\n<div id="panel" role="status" hidden></div>\n'
+        f'<main>{"".join(sections)}</main>\n<div id="panel" role="status"></div>\n'
         f'<script type="application/json" id="data">{data}</script>'
     )
     return document(title, body, (HERE / "page.js").read_text(encoding="utf-8"))

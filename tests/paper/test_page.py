@@ -168,7 +168,7 @@ def test_blocks_are_of_a_size_that_a_browser_takes_at_a_time():
     text = f"{'a' * 79}\n" * 200 + long + "\n" + "b\n" * 500 + "c" * 10000
     texts = made_text(text)
     layout = Layout([ENCODER.decode_bytes([token]) for token in texts.tokens], np.zeros(len(texts.tokens)))
-    blocks = list(layout._blocks())
+    blocks = list(layout.blocks())
     assert [block.start for block in blocks[1:]] == [block.end for block in blocks[:-1]]
     assert (blocks[0].start, blocks[-1].end) == (0, len(text))
     for block in blocks:
@@ -215,7 +215,7 @@ def test_tokens_share_a_sign_where_none_of_them_makes_one(text, places, bad):
     shown = regex.sub("[\0]", "?", text)
     assert layout.widths.sum() == len(shown.encode("utf-16-le", "surrogatepass")) // 2
     if raw:
-        assert "".join(text[block.start : block.end] for block in layout._blocks()) == text
+        assert "".join(text[block.start : block.end] for block in layout.blocks()) == text
 
 
 def test_accents_without_an_end_are_cut():
