@@ -360,4 +360,4 @@ def test_the_legend_says_what_a_shade_is_for():
     legend = re.search(r'<p class="legend">(.*?)</p>', scored_texts("t", [], ENCODER))[1]
     shown = dict(re.findall(r'<span class="(s\d)">(.*?)</span>', legend))
     assert list(shown) == [f"s{level}" for level in range(len(EDGES) + 1)]
-    assert shown["s0"] == "over 50 %" and shown["s1"] == "to 25 %" and shown["s7"] == "less"
+    assert shown["s0"] == "&gt; 50 %" and shown["s1"] == "&gt; 25 %" and shown["s7"] == "less"

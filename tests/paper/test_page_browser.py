@@ -20,6 +20,7 @@ TEXT = (
     + "A long line. " * 400
     + "\nThe end"
 )
+WORDS = " ".join(f"{FAMILY} {flag} न\u0947 e\u0301" for flag in ("🇫🇷", "👍🏽"))
 HOSTILE = "</script><script>window.evil = 1</script><img src=x onerror='window.evil=1'><!-- \u2028 \u202e\0"
 
 
@@ -110,6 +111,23 @@ def test_hostile_text_is_text(tab, show):
         False,
     ]
     assert tab.messages == []
+
+
+def test_any_character_stays_itself_and_each_sign_has_its_tokens(tab, show):
+    rng = np.random.default_rng(1)
+    codes = [*range(0x3000), *range(0xFDD0, 0xFE30), *range(0xFFF0, 0x10000), *rng.integers(0xE000, 0x110000, 3000)]
+    text = made_text("".join(map(chr, codes)) + WORDS)
+    show(text)
+    tab.run("dispatchEvent(new Event('beforeprint'))")  # upon which all tokens are made
+    assert tab.messages == []
+    signs = tab.run(
+        "[...document.querySelectorAll('.c [data-t]')].map(span => [+span.dataset.t, [...span.childNodes].map("
+        "node => node.data ?? String.fromCodePoint(parseInt(node.dataset.c, 16))).join('')])"
+    )
+    firsts = [token for token, _ in signs]
+    assert firsts == sorted(set(firsts)) and len(firsts) > 10000
+    for (token, shown), following in zip(signs, [*firsts[1:], len(text.tokens)], strict=True):
+        assert ENCODER.decode(text.tokens[token:following]) == shown
 
 
 def test_the_policy_stops_a_script_that_is_not_the_page_s(tab, show):
@@ -305,6 +323,9 @@ def test_pointing_shows_and_a_click_keeps(tab, show, panel):
     assert tab.run("panel.getAttribute('aria-live')") == "off"
     tab.point("h1")
     assert panel() is None
+    tab.point(".c [data-t='1']")
+    tab.press("Escape")
+    assert panel() is None
     tab.point(".c [data-t='2']", click=True)
     tab.point(".c [data-t='3']")
     assert current(tab) == " four"
@@ -312,6 +333,24 @@ def test_pointing_shows_and_a_click_keeps(tab, show, panel):
     assert current(tab) == " three"
     tab.point("h1", click=True)
     assert panel() is None
+
+
+def test_a_tap_shows_and_scrolling_by_hand_goes_where_it_goes(tab, show, panel):
+    text = made_text("One two three four\n" * 80)
+    show(text)
+    tab.size(360, 700)
+    tab.send("Emulation.setTouchEmulationEnabled", enabled=True)
+    try:
+        tab.run("void (window.tapped = new Promise(done => addEventListener('click', () => done(), { once: true })))")
+        tab.touch(tab.middle(".c [data-t='1']"))
+        tab.run("tapped")
+        assert current(tab) == " two" and f"id {text.tokens[1]}" in panel()
+        for times in 1, 2:
+            tab.touch(*((180, y) for y in range(400, 90, -10)))
+            tab.settled()
+            assert tab.run("scrollY") == pytest.approx(300 * times, abs=40 * times) and current(tab) == " two"
+    finally:
+        tab.send("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
 # The text as text
