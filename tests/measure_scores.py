@@ -25,7 +25,8 @@ PEER = """
 import sys, time
 import numpy as np, torch
 from transformers import GPT2LMHeadModel
-models = {name: GPT2LMHeadModel.from_pretrained(sys.argv[1], dtype=getattr(torch, name)).eval() for name in sys.argv[3:]}
+load = GPT2LMHeadModel.from_pretrained
+models = {name: load(sys.argv[1], dtype=getattr(torch, name)).eval() for name in sys.argv[3:]}
 
 @torch.inference_mode()
 def score(model, ids, n_ctx=1024, stride=512, batch=2):
@@ -49,17 +50,22 @@ for line in sys.stdin:
 """
 # Runs in a process of its own: the peak of memory over that of the loaded weights, for windows in batches.
 MEMORY = """
-import re, sys
+import ctypes, re, sys
 import numpy as np
 from gpt2tf import Scorer
 def memory(name): return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 scorer = Scorer(sys.argv[1], sys.argv[2])
+ctypes.CDLL(None).malloc_trim(0)
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 before = memory("VmRSS")
 rows = [np.random.RandomState(0).randint(0, 50257, n) for n in [2560] + 40 * [60] + 4 * [300]]
 list(scorer.score(rows, alternatives=5))
 print(memory("VmHWM") - before, before)
 """
+
+
+def row(what, figure, peer):
+    print(f"| {what} | {figure} | {peer} |", flush=True)
 
 
 def ours(scorer, seed):
@@ -76,9 +82,9 @@ def speed(folder, python, turns):
     from gpt2tf.formats.hugging_face import write_hugging_face
 
     with tempfile.TemporaryDirectory() as scratch:
-        theirs = os.path.join(scratch, "hf")
-        write_hugging_face(load_model(folder), theirs)
-        command = [python, "-c", PEER, theirs, str(TOKENS), *DTYPES]
+        copy = os.path.join(scratch, "hf")
+        write_hugging_face(load_model(folder), copy)
+        command = [python, "-c", PEER, copy, str(TOKENS), *DTYPES]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -98,11 +104,8 @@ def speed(folder, python, turns):
                     print(dtype, f"{mine:.2f} s, transformers {other:.2f} s", file=sys.stderr, flush=True)
                 ratio = statistics.median(other / mine for mine, other in times[1:])
                 fast, slow = (turns * TOKENS / sum(column) for column in zip(*times[1:], strict=True))
-                print(
-                    f"| {turns * TOKENS:,} tokens in {dtype} | {fast:,.0f} tokens/s | transformers {slow:,.0f} tokens/s "
-                    f"({ratio:.2f} x) |",
-                    flush=True,
-                )
+                theirs = f"transformers {slow:,.0f} tokens/s ({ratio:.2f} x)"
+                row(f"{turns * TOKENS:,} tokens in {dtype}", f"{fast:,.0f} tokens/s", theirs)
             peer.stdin.close()
 
 
@@ -110,9 +113,7 @@ def memory(folder):
     for dtype in DTYPES:
         run = subprocess.run([sys.executable, "-c", MEMORY, folder, dtype], capture_output=True, text=True, check=True)
         over, weights = map(int, run.stdout.split())
-        print(
-            f"| memory in {dtype} | {over / 1e6:.0f} MB above | the loaded model {weights / 1e6:,.0f} MB |", flush=True
-        )
+        row(f"memory in {dtype}", f"{over / 1e6:.0f} MB above", f"the loaded model {weights / 1e6:,.0f} MB")
 
 
 def main():

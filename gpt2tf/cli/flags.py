@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import reprlib
+import sys
 
 from gpt2tf import checks
+from gpt2tf.cli.process import UsageError
+from gpt2tf.files import opened
 
 
 def number(convert, check):
@@ -60,3 +64,20 @@ def device(parser):
     parser.add_argument(
         "--tf32", action="store_true", help="faster products on a GPU, which give other text than a CPU"
     )
+
+
+def html(parser):
+    words = "write a page that shows each token's probability, its rank and its alternatives"
+    parser.add_argument("--html", type=some, metavar="FILE", help=words)
+
+
+def opened_page(args):
+    """The file of --html, to be written to at the end; None without the flag."""
+    return contextlib.nullcontext() if args.html is None else opened(args.html, sys.stdout)
+
+
+def refuse_same(*paths):
+    """Refuse to write to a file that is read, or written to as well. paths: those that were given, and None."""
+    named = [path for path in paths if path not in (None, "-")]
+    if len({os.path.realpath(path) for path in named}) < len(named):
+        raise UsageError(f"two of {', '.join(named)} are the same file; name different ones")

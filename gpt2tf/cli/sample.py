@@ -75,6 +75,7 @@ def add_flags(parser) -> None:
     choice("--format", list(PRINTERS), "jsonl is one object a line, with the tokens, the seed and the flags")
     words = "write the samples to this file, as UTF-8, once they are all made"
     parser.add_argument("--output", type=flags.some, metavar="FILE", help=words)
+    flags.html(parser)
     parser.set_defaults(run=run, prog=parser.prog)
 
 
@@ -96,7 +97,17 @@ def run(args) -> None:
         raise UsageError("--shard is a part of the samples of one prompt; give --prompt in place of --interactive")
     if args.seed is None and args.shard != (1, 1):
         raise UsageError("--shard needs a --seed, the same for all parts; without one each would draw its own")
+    if args.html and args.nsamples == 0:
+        raise UsageError("--nsamples 0 goes on forever and --html waits for the last sample; give --nsamples 1 or more")
+    flags.refuse_same(args.prompt_file, args.output, args.html)
     session = Session(args)
+    with flags.opened_page(args) as page:
+        _sample(session, args)
+        if page:
+            session.write_page(page)
+
+
+def _sample(session: Session, args) -> None:
     if args.interactive:
         with opened(args.output, sys.stdout) as out:
             session.load()
@@ -143,6 +154,7 @@ class Session:
         # The numbers, from 0, of those that are made here for each prompt; a shard of few samples may get none.
         self.batches = range(part - 1, -(-self.nsamples // args.batch_size), parts)
         self.runs = 0  # batches of the prompts before; the random stream goes on from prompt to prompt
+        self.shown: list[tuple[str, list[int]]] = []  # the heading and the tokens of each sample for a page
 
     def load(self, n_prompt: int | None = None) -> None:
         """Load the model if it is not there yet. n_prompt: tokens of the first prompt, if that is known."""
@@ -186,6 +198,19 @@ class Session:
         for sample in self.samples(context):
             yield sample
             bar.update(sample.done)
+            if self.args.html and sample.done:
+                prompt = context if self.conditional else []  # shown too, if somebody has given it
+                self.shown.append((f"Sample {sample.number}", [*prompt, *sample.tokens]))
+
+    def write_page(self, page) -> None:
+        """Write the page of the samples to an open file; it scores them, by the weights that made them."""
+        from gpt2tf.cli.score import SHOWN, load, page_of
+
+        scorer, enc = interruptible(load, self.files, self.args)
+        rows = [tokens for _, tokens in self.shown]
+        scores = interruptible(list, scorer.score(rows, start=not self.conditional, alternatives=SHOWN))
+        texts = [(*text, score) for text, score in zip(self.shown, scores, strict=True)]
+        page.write(page_of(f"Samples of {self.args.model_name}", texts, enc))
 
     def samples(self, context: list[int]) -> Iterator[Sample]:
         """Yields the samples of a prompt in order: each when it is done, and before that as it grows if streamed."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.files import clean, naming, opened
@@ -35,14 +36,13 @@ def add_flags(parser) -> None:
     words = "of the weights: bfloat16 is faster and rounds (%(default)s)"
     flag("--dtype", choices=DTYPES, default="float32", help=words)
     words = "tokens from one window to the next: more are faster and give less context (half of the window)"
-    flag("--stride", type=flags.number(int, lambda value: value), metavar="N", help=words)
+    flag("--stride", type=flags.number(int, functools.partial(checks.at_least(1), "stride")), metavar="N", help=words)
     flag("--start", action="store_true", help="score the first token too, as what follows <|endoftext|>")
     words = "text is one text a file, jsonl one object with a text, or one string, a line (by the name of FILE)"
     flag("--format", choices=FORMATS, help=words)
     flag("--text_column", type=flags.some, default="text", metavar="NAME", help="of .jsonl (%(default)s)")
     flag("--output", type=flags.some, metavar="FILE", help="write the results to this file, once they are all there")
-    words = "write a page that shows each token's probability, its rank and its alternatives"
-    flag("--html", type=flags.some, metavar="FILE", help=words)
+    flags.html(parser)
     flags.device(parser)
     parser.set_defaults(run=run, prog=parser.prog)
 
@@ -56,12 +56,13 @@ class Item(NamedTuple):
 
 def run(args) -> None:
     """Run the command; args are the parsed flags."""
-    named = [os.path.realpath(path) for path in (args.file, args.output, args.html) if path not in (None, "-")]
-    if len(set(named)) < len(named):
-        raise UsageError("FILE, --output and --html must be different files")
+    flags.refuse_same(args.file, args.output, args.html)
     files = ModelFiles.find(args.model_name, args.models_dir)
     if args.stride is not None and files.hparams is not None:
-        check_stride(args.stride, files.hparams.n_ctx)
+        try:
+            checks.between(1, files.hparams.n_ctx - 1)("stride", args.stride)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     if args.format is None:
         args.format = "jsonl" if args.file.lower().removesuffix(PACKED).endswith((".jsonl", ".ndjson")) else "text"
     with contextlib.ExitStack() as stack:
@@ -69,7 +70,7 @@ def run(args) -> None:
         name = "stdin" if args.file == "-" else args.file
         texts = _lines(stream, name, args.text_column) if args.format == "jsonl" else _whole(stream, name)
         out = stack.enter_context(opened(args.output, sys.stdout))
-        page = args.html and stack.enter_context(opened(args.html, sys.stdout))
+        page = stack.enter_context(flags.opened_page(args))
         silence_tensorflow()
         scorer, enc = interruptible(load, files, args)
         shown = []
@@ -78,17 +79,7 @@ def run(args) -> None:
             if page:
                 shown.append((f"Line {len(shown) + 1}" if args.format == "jsonl" else None, item.tokens, score))
         if page:
-            write_page(page, name, shown, enc)
-
-
-def check_stride(stride: int, n_ctx: int) -> None:
-    """Refuse a stride that leaves no context."""
-    from gpt2tf import checks
-
-    try:
-        checks.between(1, n_ctx - 1)("stride", stride)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+            page.write(page_of(name, shown, enc))
 
 
 def load(files: ModelFiles, args) -> tuple[Scorer, object]:
@@ -101,11 +92,11 @@ def load(files: ModelFiles, args) -> tuple[Scorer, object]:
     return scorer, files.encoder(scorer.hparams.n_vocab)
 
 
-def write_page(file, title: str, texts, enc) -> None:
-    """Write the page of scored texts to an open file. texts: (heading or None, tokens, score) of each"""
+def page_of(title: str, texts, enc) -> str:
+    """The page of scored texts. texts: (heading or None, tokens, score) of each"""
     from gpt2tf.paper.page import Text, scored_texts
 
-    file.write(scored_texts(title, [Text(*text) for text in texts], enc))
+    return scored_texts(title, [Text(*text) for text in texts], enc)
 
 
 def _whole(stream, name: str) -> Iterator[tuple[None, str]]:

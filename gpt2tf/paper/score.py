@@ -6,6 +6,7 @@ window did before, its last `stride`, with the tokens before them as context.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -101,8 +102,9 @@ class Scorer:
         Raises ValueError for what is out of range or no token, FloatingPointError when the model's logits are not
         finite.
         """
-        stride = checks.between(1, self.hparams.n_ctx - 1)("stride", stride or self.hparams.n_ctx // 2)
-        checks.between(0, self._real_tokens)("alternatives", alternatives)
+        n_ctx = self.hparams.n_ctx
+        stride = checks.between(1, n_ctx - 1)("stride", n_ctx // 2 if stride is None else operator.index(stride))
+        alternatives = checks.between(0, self._real_tokens)("alternatives", operator.index(alternatives))
         prefix = [self._end_of_text()] if start else []
         return self._scores(rows, prefix, (stride, alternatives), progress or (lambda n: None))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from gpt2tf.encoder import Encoder
+    from encoder import Encoder
     from gpt2tf.paper.network import Score
 
 
