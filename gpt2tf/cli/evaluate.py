@@ -63,7 +63,7 @@ def run(args) -> None:
         raise ValueError(f"another process writes to {args.output}; name another folder with --output")
 
     with locked(args.output, busy) if args.output else contextlib.nullcontext():
-        journals = {task: _journal(args, task, data, files) for task, data in sets.items()} if args.output else {}
+        journals = _journals(args, sets, files) if args.output else {}
         silence_tensorflow()
         evaluation = interruptible(Evaluation, args, files, journals)
         results = []
@@ -107,11 +107,16 @@ def _files(args) -> tuple[dict[str, str], list[str]]:
     return found, missing
 
 
-def _journal(args, task: str, data: published.Data, files: ModelFiles) -> Journal:
-    """The journal of a task in --output. Raises ValueError where there is one of something else."""
-    settings = Settings(args.dtype, args.stride, args.limit)
-    depends = {"task": task, "data": data.sha256, "model": files.fingerprint(), **settings._asdict()}
-    return Journal(os.path.join(args.output, f"{task}.journal"), depends)
+def _journals(args, sets: dict[str, published.Data], files: ModelFiles) -> dict[str, Journal]:
+    """The journal of each task in --output. Raises ValueError where there is one of something else."""
+    model, settings = files.fingerprint(), Settings(args.dtype, args.stride, args.limit)
+    return {
+        task: Journal(
+            os.path.join(args.output, f"{task}.journal"),
+            {"task": task, "data": data.sha256, "model": model, **settings._asdict()},
+        )
+        for task, data in sets.items()
+    }
 
 
 class Evaluation:
@@ -160,7 +165,7 @@ class Evaluation:
         sys.stdout.write(whole + "\n" if self.args.json else row)
         self._write("row.txt", row + "\n" + "\n".join(map(report.as_text, results)))
         self._write("row.json", whole)
-        title = f"{self.args.model_name}: Table 3"
+        title = f"Table 3 by {self.args.model_name}"
         self._write("row.html", document(title, report.as_page_body(results, missing)))
 
     def _write(self, name: str, text: str) -> None:

@@ -21,9 +21,8 @@ STOP_WORDS = frozenset(
     "further then once here there when where why how all any both each few more most other some such no nor not only "
     "own same so than too very s t can will just don should now".split()
 )
-STRAIGHT = str.maketrans(
-    "“”", '""'
-)  # believed to be the paper's clean-up (openai/gpt-2#131); see `Lambada.conventions`
+# Of quotation marks; believed to be the paper's clean-up, by openai/gpt-2#131.
+STRAIGHT = str.maketrans({"“": '"', "”": '"'})
 
 
 class Lambada(Task):
@@ -32,7 +31,7 @@ class Lambada(Task):
     [loss of the last word, its tokens, loss of its last token, word right, token right, both with stop words barred]
     """
 
-    variants = {"newline in front": "\n", "no newline": ""}
+    fronts = ("\n", "")
 
     def __init__(self, data: Data, setup: Setup):
         super().__init__(data, setup)
@@ -55,7 +54,7 @@ class Lambada(Task):
         }
 
     def rows(self, item: Passage) -> list[list[int]]:
-        return [self._ids(item, front)[0] for front in self.variants.values()]
+        return [self._ids(item, front)[0] for front in self.fronts]
 
     def _ids(self, passage: Passage, front: str) -> tuple[list[int], int]:
         """(the tokens, how many of them are the last word's)"""
@@ -64,61 +63,40 @@ class Lambada(Task):
         return at_most(self.setup.n_ctx, self.setup.enc.encode(front + context), last), len(last)
 
     def record(self, item: Passage, scores: list[Score]) -> list:
-        return [
-            self._of_one(self._ids(item, front), score)
-            for front, score in zip(self.variants.values(), scores, strict=True)
-        ]
+        return [self._of_one(*self._ids(item, front), score) for front, score in zip(self.fronts, scores, strict=True)]
 
-    def _of_one(self, ids: tuple[list[int], int], score: Score) -> list:
-        tokens, n = ids
+    def _of_one(self, ids: list[int], n: int, score: Score) -> list:
         losses = -score.log_probabilities[-n:].astype(np.float64)
         best = score.ranks[-n:] == 1
         free = ~np.isin(score.alternatives[-n:], self.barred)  # [n, alternatives]
-        found = np.take_along_axis(score.alternatives[-n:], free.argmax(1)[:, None], 1)[:, 0]
-        best_free = found == np.array(tokens[-n:])
+        found = score.alternatives[-n:][np.arange(n), free.argmax(-1)]  # the first of them that is free
+        best_free = found == np.array(ids[-n:])
         hits = [best.all(), best[-1], best_free.all(), best_free[-1]]
         return [float(losses.sum()), n, float(losses[-1]), *map(bool, hits)]
 
     def figures(self, records: list[list]) -> list[Figure]:
-        found = []
-        for at, front in enumerate(self.variants):
-            loss, tokens, last, word, token, word_free, token_free = zip(*(r[at] for r in records), strict=True)
-            ones, first = [1] * len(records), at == 0
-
-            def named(name, front=front, first=first):
-                return f"{name}, {front}" if not first else name
-
-            def rule(words, front=front):
-                return f"{words}; {front}"
-
-            ppl, acc = {"column": "LAMBADA PPL"}, {"column": "LAMBADA ACC"}
-            found += [
-                Loss.of(loss, ones).perplexity(
-                    named("ppl of the last word"), rule("exp(mean loss of all tokens of the word)"), **ppl, chosen=first
-                ),
-                Loss.of(last, ones).perplexity(
-                    named("ppl of the last token"), rule("exp(mean loss of the word's last token)"), **ppl
-                ),
-                Loss.of(loss, tokens).perplexity(
-                    named("ppl per token of the last word"), rule("exp(loss of the words / their tokens)"), **ppl
-                ),
-                accuracy(named("last word"), word, rule("all tokens of the word are right"), **acc),
-                accuracy(named("last token"), token, rule("the word's last token is right"), **acc),
-                accuracy(
-                    named("last word, stop words barred"),
-                    word_free,
-                    rule("all tokens are the likeliest that are no stop word"),
-                    **acc,
-                    chosen=first,
-                ),
-                accuracy(
-                    named("last token, stop words barred"),
-                    token_free,
-                    rule("the last token is the likeliest that is no stop word"),
-                    **acc,
-                ),
-            ]
+        with_newline, without = (self._figures(variant) for variant in zip(*records, strict=True))
+        found = [figure._replace(rule=f"{figure.rule}; newline in front") for figure in with_newline]
+        for figure in without:
+            name, rule = f"{figure.name}, no newline", f"{figure.rule}; no newline"
+            found.append(figure._replace(name=name, rule=rule, chosen=False))
         return found
+
+    def _figures(self, records: list[list]) -> list[Figure]:
+        """Of one of the two variants."""
+        loss, tokens, last, word, token, word_free, token_free = zip(*records, strict=True)
+        ones, ppl, acc = [1] * len(records), {"column": "LAMBADA PPL"}, {"column": "LAMBADA ACC"}
+        of_word, of_last, of_tokens = Loss.of(loss, ones), Loss.of(last, ones), Loss.of(loss, tokens)
+        rule = "the likeliest that is no stop word"
+        return [
+            of_word.perplexity("ppl of the last word", "exp(mean loss of all tokens of the word)", **ppl, chosen=True),
+            of_last.perplexity("ppl of the last token", "exp(mean loss of the word's last token)", **ppl),
+            of_tokens.perplexity("ppl per token of the last word", "exp(loss of the words / their tokens)", **ppl),
+            accuracy("last word", word, "all tokens of the word are right", **acc),
+            accuracy("last token", token, "the word's last token is right", **acc),
+            accuracy("last word, stop words barred", word_free, f"each token is {rule}", **acc, chosen=True),
+            accuracy("last token, stop words barred", token_free, f"the last token is {rule}", **acc),
+        ]
 
 
 def _straight(passage: Passage) -> Passage:

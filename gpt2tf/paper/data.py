@@ -68,11 +68,13 @@ def find(task: str, path: str) -> str:
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no file {path}; {task} takes {SOURCES[task].about}")
         return path
+    if not SOURCES[task].files:
+        raise FileNotFoundError(f"{path} is a folder; {task} takes {SOURCES[task].about}")
     for file in SOURCES[task].files:
         for name in (file, os.path.basename(file)):
             if os.path.isfile(os.path.join(path, name)):
                 return os.path.join(path, name)
-    raise FileNotFoundError(f"{path} has no {' or '.join(SOURCES[task].files) or 'file'}; {task} takes that file")
+    raise FileNotFoundError(f"{path} has no {' or '.join(SOURCES[task].files)}; {task} takes that file")
 
 
 def read(task: str, path: str) -> Data:
@@ -99,8 +101,8 @@ def _text(path: str, raw: bytes) -> str:
     return read_text(io.BytesIO(raw), path)
 
 
-def _lines(text: str) -> list[str]:
-    """With their ends."""
+def lines_of(text: str) -> list[str]:
+    """Its lines with their ends, which are newlines alone."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
@@ -197,7 +199,7 @@ def _hellaswag(path: str, raw: bytes) -> Data:
 def _wikitext(task: str, edition: str):
     def read_articles(path: str, raw: bytes) -> Data:
         text = _text(path, raw)
-        lines = _lines(text)
+        lines = lines_of(text)
         title = next(filter(str.strip, lines))
         if not re.match(r" = [^=].* = $", title.rstrip("\n")):
             raise _wrong(path, task, "does not begin with a title as ' = Robert Boulter = '")
@@ -219,7 +221,7 @@ def _wikitext(task: str, edition: str):
 
 
 def _ptb(path: str, raw: bytes) -> Data:
-    lines = _lines(_text(path, raw))
+    lines = lines_of(_text(path, raw))
     if _with_capitals(lines, "[A-MO-Z]") > 0.1 or not any(" N " in line or "<unk>" in line for line in lines):
         raise _wrong(path, "ptb", "is not in small letters with <unk> and N, as Mikolov's edition is")
     published = {"test split of Penn Treebank, Mikolov's edition": 82_430}
@@ -228,7 +230,7 @@ def _ptb(path: str, raw: bytes) -> Data:
 
 
 def _one_billion(path: str, raw: bytes) -> Data:
-    lines = _lines(_text(path, raw))
+    lines = lines_of(_text(path, raw))
     if lines[0].startswith(("{", " ")) or re.match(r"1 .*", lines[0]) and "\t" in "".join(lines[:30]):
         raise _wrong(path, "1bw", "is not a sentence a line")
     published = {"news.en.heldout-00000-of-00050 of the One Billion Word Benchmark": 159_658}
@@ -261,7 +263,7 @@ def _last_bytes(task: str, begins: re.Pattern, expected: str):
 
 def _any_text(path: str, raw: bytes) -> Data:
     text = _text(path, raw)
-    return _data(path, raw, "all of the file", _lines(text), "lines")
+    return _data(path, raw, "all of the file", lines_of(text), "lines")
 
 
 R13 = "1-billion-word-language-modeling-benchmark-r13output/heldout-monolingual.tokenized.shuffled/"

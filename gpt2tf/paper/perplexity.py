@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpt2tf.paper.data import Data, original_tokens
+from gpt2tf.paper.data import Data, lines_of, original_tokens
 from gpt2tf.paper.detokenize import ONE_BILLION, PTB, WIKITEXT, Detokenizer
 from gpt2tf.paper.score import Score, Window, windows
 from gpt2tf.paper.task import DELTA, Figure, Loss, Setup, Task
@@ -76,7 +76,7 @@ class Text(Task):
         text = detokenize(self.text)
         if self.kind.detokenizer and self.kind.detokenizer.inverse(text) != self.text:
             raise ValueError(f"{self.data.path}: the de-tokenizer of {name} would lose something of this text")
-        texts = re.findall(r"[^\n]*\n|[^\n]+", text) if self.kind.by_line else [text]
+        texts = lines_of(text) if self.kind.by_line else [text]
         rows = [np.array([self.setup.end_of_text, *encode(self.setup.enc, text)], np.int32) for text in texts]
         n_ctx, stride = self.setup.n_ctx, self.setup.stride
         return Reading(rows, [w for at, row in enumerate(rows) for w in windows(at, len(row), n_ctx, stride)])
@@ -85,7 +85,7 @@ class Text(Task):
         """As others measured: the file's own text in windows side by side, whose first tokens are not scored."""
         text = self.text
         if self.kind.detokenizer is WIKITEXT:
-            lines = re.findall(r"[^\n]*\n|[^\n]+", self.data.raw or text)[: len(self.data.items)]
+            lines = lines_of(self.data.raw or text)[: len(self.data.items)]
             text = "\n\n".join(line if line.strip() else "" for line in lines)
         row, n_ctx = np.array(encode(self.setup.enc, text), np.int32), self.setup.n_ctx
         begins = range(0, len(row) - 1, n_ctx)

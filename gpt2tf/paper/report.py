@@ -50,7 +50,8 @@ def row_as_text(results: list[Result], missing: Iterable[str]) -> str:
 def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
     """HTML: the row beside the paper's, and each result with its conventions."""
     size = next((result.size for result in results), None)
-    parts = ["<h2>Table 3</h2>", "<table><thead><tr><th>column</th><th>ours</th>"]
+    parts = [f"<h1>Table 3 of the paper, by {html.escape(results[0].model.name)}</h1>"]
+    parts += ["<table><thead><tr><th>column</th><th>ours</th>"]
     parts.append(f"<th>paper{f', {size}' if size else ''}</th><th>figure</th></tr></thead><tbody>")
     parts += (_cells("td", *cells) for cells in _row(results))
     parts.append("</tbody></table>")

@@ -72,13 +72,13 @@ MEASURED = {
     "1bw": (Measured("raw, ppl per GPT-2 token", "124M", 45.88, "rule not said", "transformers#13761"),),
     "hellaswag": (
         Measured("acc", "124M", 28.59, "", "llm.c dev/data/hellaswag.py"),
-        Measured("acc", "124M", 28.92, "with its clean-up of the text", HARNESS),
+        Measured("acc", "124M", 28.92, "with its clean-up of the text", f"{HARNESS}, by llm.c"),
         Measured("acc_norm", "124M", 29.55, "", "llm.c dev/data/hellaswag.py"),
-        Measured("acc_norm", "124M", 31.14, "by characters, not tokens", HARNESS),
+        Measured("acc_norm", "124M", 31.14, "by characters, not tokens", f"{HARNESS}, by llm.c"),
         Measured("acc", "1558M", 38.42, "", "llm.c dev/data/hellaswag.py"),
-        Measured("acc", "1558M", 40.04, "with its clean-up of the text", HARNESS),
+        Measured("acc", "1558M", 40.04, "with its clean-up of the text", f"{HARNESS}, by llm.c"),
         Measured("acc_norm", "1558M", 48.93, "", "llm.c dev/data/hellaswag.py"),
-        Measured("acc_norm", "1558M", 50.89, "by characters, not tokens", HARNESS),
+        Measured("acc_norm", "1558M", 50.89, "by characters, not tokens", f"{HARNESS}, by llm.c"),
     ),
 }
 
