@@ -29,11 +29,11 @@ the companies' lord paid $N million or N % of mr. smith's house in the u.s.
 they're not here and he'd go
 """
 ONE_BILLION = """" It 's a problem of the King , " he said ( in 1590 ) .
-They don 't pay $ 5.50 ; they 're in the U.S. now .
+They don 't pay $ 5.50 at 6 : 30 ; they 're in the U.S. now ...
 The lord is gone .
 """
 ONE_BILLION_WRITTEN = """"It's a problem of the King," he said (in 1590).
-They don't pay $5.50; they're in the U.S. now.
+They don't pay $5.50 at 6:30; they're in the U.S. now...
 The lord is gone.
 """
 LAMBADA = [

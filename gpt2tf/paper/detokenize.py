@@ -86,14 +86,14 @@ def _english(gap: Gap) -> bool:
     if token in {",", ";", ":", "?", "!", ")", "]", "..."}:
         return True
     if token == ".":
-        return not ABBREVIATED.search(gap.chars[max(0, gap.at - LONGEST) : gap.at])
+        return left != "." and not ABBREVIATED.search(gap.chars[max(0, gap.at - LONGEST) : gap.at])
     if right == "'":
         return _clitic(gap)
     if token == "%":
         return left.isdigit()
     if left in MONEY:
         return right.isdigit()
-    return left in "(["
+    return left in "([" or gap.around(":", str.isdigit)
 
 
 def _straight_quotes(gap: Gap) -> bool:
@@ -113,9 +113,9 @@ def _wikitext(gap: Gap) -> bool:
             return gap.around(sign, _in_word if sign == HYPHEN else str.isdigit)
     if gap.left == gap.right == "=":  # "= = Title = ="
         return gap.chars[0] == gap.chars[-1] == "="
-    if gap.around(":", str.isdigit) or gap.around("–", str.isdigit) or gap.around("/", str.isalnum):
+    if gap.around("–", str.isdigit) or gap.around("/", str.isalnum) or gap.around("°", str.isalnum):
         return True
-    return gap.around("°", str.isalnum) or _one_billion(gap)
+    return _one_billion(gap)
 
 
 def _ptb(gap: Gap) -> bool:
@@ -233,11 +233,11 @@ def _symbol_at(chars: str, out: list[int], at: int, sign: str) -> str | None:
     return f"@{sign}@" if not (out[at] or out[at + 1]) and before and after and fits(before) and fits(after) else None
 
 
-ENGLISH = rf"(?=[],;:?!).'%])|(?<=[(\[{MONEY}])"
+ENGLISH = rf"(?=[],;:?!).'%])|(?<=[(\[:{MONEY}])"
 WIKITEXT = Detokenizer(
     "wikitext",
     _wikitext,
-    re.compile(rf'{ENGLISH}|(?=["–/°=:])|(?<=["–/°=:{HYPHEN}{COMMA}{POINT}])|(?=[{HYPHEN}{COMMA}{POINT}])'),
+    re.compile(rf'{ENGLISH}|(?=["–/°=])|(?<=["–/°={HYPHEN}{COMMA}{POINT}])|(?=[{HYPHEN}{COMMA}{POINT}])'),
     JOINED,
     edges=True,
 )

@@ -6,6 +6,7 @@ import math
 import made_sets
 import numpy as np
 import pytest
+from hugging_face_files import WEIGHTS, write_folder
 from recorded import GOLDEN
 
 import encoder
@@ -121,6 +122,13 @@ def test_the_fingerprint_of_a_model_changes_with_all_that_numbers_depend_on(fold
     index = (folder / "model.ckpt.index").read_bytes()
     (folder / "model.ckpt.index").write_bytes(index[:50] + bytes([index[50] ^ 1]) + index[51:])
     assert len({*found, ModelFiles.at(folder).fingerprint()}) == 4
+
+
+def test_the_fingerprint_of_a_folder_of_hugging_face(tmp_path):
+    weights = write_folder(tmp_path / "hf") / WEIGHTS
+    before = ModelFiles.at(tmp_path / "hf").fingerprint()
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    assert ModelFiles.at(tmp_path / "hf").fingerprint() != before
 
 
 # Intervals
