@@ -22,6 +22,7 @@ WHOLE = 100_000_000  # bytes of enwik8 and of text8
 THOUSAND = 1_000  # bytes in an item of these, kB
 BLANK = "XXXXX"  # what the Children's Book Test asks for
 CONTEXT = 20  # sentences in front of a question
+PART = "NOT a whole published file"  # in the words for a split of one that is cut, or is the user's own
 
 
 class Data(NamedTuple):
@@ -33,6 +34,11 @@ class Data(NamedTuple):
     items: list  # passages, questions, or lines with their ends
     unit: str  # "passages"
     raw: str | None = None  # of WikiText, the text of the raw edition that lies beside the file
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a split as it was published."""
+        return PART not in self.split
 
 
 class Passage(NamedTuple):
@@ -119,7 +125,7 @@ def _counted(path: str, task: str, found: int, unit: str, published: dict[str, i
     if found > 2 * published[largest]:  # training files have four times as much or more
         than = f"where the {largest} has {published[largest]:,}"
         raise _wrong(path, task, f"has {found:,} {unit}, {than}: is it the training file?")
-    return f"NOT a whole published file: {found:,} {unit}, and the {largest} has {published[largest]:,}"
+    return f"{PART}: {found:,} {unit}, and the {largest} has {published[largest]:,}"
 
 
 def _with_capitals(lines: list[str], capitals: str = "[A-Z]") -> float:
@@ -254,7 +260,7 @@ def _last_bytes(task: str, begins: re.Pattern, expected: str):
         if task == "text8":
             part = part.rstrip(b"\n")
         name = f"the last {SPLIT:,} bytes of {task}"
-        split = name if len(part) == SPLIT else f"NOT a whole published file: {len(part):,} bytes, and {name} are meant"
+        split = name if len(part) == SPLIT else f"{PART}: {len(part):,} bytes, and {name} are meant"
         chunks = [part[at : at + THOUSAND] for at in range(0, len(part), THOUSAND)]
         return _data(path, raw, split, chunks, "kB")
 

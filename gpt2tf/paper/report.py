@@ -13,6 +13,7 @@ from gpt2tf.paper.tables import SAID, TABLE_3
 if TYPE_CHECKING:
     from gpt2tf.paper.task import Figure
 
+STARRED = "* not of a whole published file"
 NARROW, NAME = 10, 46  # characters of a number, and of the name of a figure
 
 
@@ -42,6 +43,8 @@ def row_as_text(results: list[Result], missing: Iterable[str]) -> str:
     for column, ours, theirs, name in _row(results):
         shown = f"{column} ({name})" if name else column
         lines.append(f"{shown:{NAME}}{ours:>{NARROW + 2}}{theirs:>{NARROW + 2}}")
+    if any(map(_in_part, results)):
+        lines += ["", STARRED]
     if missing := list(missing):
         lines += ["", f"no file was found for {', '.join(missing)}"]
     return "\n".join(lines) + "\n"
@@ -50,13 +53,14 @@ def row_as_text(results: list[Result], missing: Iterable[str]) -> str:
 def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
     """HTML: the row beside the paper's, and each result with its conventions."""
     size = next((result.size for result in results), None)
-    parts = [f"<h1>Table 3 of the paper, by {html.escape(results[0].model.name)}</h1>"]
-    parts += ["<table><thead><tr><th>column</th><th>ours</th>"]
-    parts.append(f"<th>paper{f', {size}' if size else ''}</th><th>figure</th></tr></thead><tbody>")
+    parts = [f"<h1>Table 3 of the paper, by {html.escape(results[0].model.name)}</h1>", "<table><thead>"]
+    parts += [_cells("th", "column", "ours", f"paper, {size}" if size else "paper", "figure"), "</thead><tbody>"]
     parts += (_cells("td", *cells) for cells in _row(results))
     parts.append("</tbody></table>")
     if not size:
         parts.append("<p>The paper has no model of this size.</p>")
+    if any(map(_in_part, results)):
+        parts.append(f"<p>{STARRED}.</p>")
     if missing := list(missing):
         parts.append(f"<p>No file was found for {html.escape(', '.join(missing))}.</p>")
     for result in results:
@@ -93,10 +97,14 @@ def _row(results: list[Result]) -> list[tuple[str, str, str, str]]:
     cells = []
     for column in TABLE_3:
         result, figure = found.get(column, (None, None))
-        ours = _number(figure, figure.value) + ("*" if result.part else "") if figure else "-"
+        ours = _number(figure, figure.value) + ("*" if _in_part(result) else "") if figure else "-"
         paper = TABLE_3[column].get(results[0].size) if results else None
         cells.append((column, ours, "-" if paper is None else f"{paper:g}", figure.name if figure else ""))
     return cells
+
+
+def _in_part(result: Result) -> bool:
+    return result.part or not result.data.whole
 
 
 def _number(figure: Figure, number: float | None) -> str:

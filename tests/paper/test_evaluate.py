@@ -212,7 +212,8 @@ def test_the_row_and_its_page(sets):
 
 def test_json_has_everything_and_is_json(sets):
     found = json.loads(json.dumps(result(sets).as_json()), parse_constant=pytest.fail)
-    assert found["part"] and found["size"] == "124M" and found["data"]["items"] == 3 and found["the_paper"]
+    assert found["part"] and found["size"] == "124M" and found["items"] == 3 and found["the_paper"]
+    assert found["data"]["whole"] is False and found["conventions"] == {"split": "a & b"}
     assert found["figures"][0] == {
         "name": "ppl per original token",
         "value": 30.0,
