@@ -3,8 +3,9 @@
 The paper used "invertible de-tokenizers" and did not publish them. Invertible means that the probability of the text
 that comes out is that of the set. These are so by construction: whether a space between two characters is turned (taken
 away where it is, put in where it is not) depends on the characters of the line and on the spaces of the original to the
-right, both of which the inverse knows too, as it goes from right to left. So a rule may be wrong about a text, which
-then looks odd ("etc ." for "etc."), but never loses what was there.
+right, both of which the inverse knows too, as it goes from right to left. And a symbol of the set ("@-@") and the sign
+that people write ("-") change places where people would read the sign so, and nowhere else. So a rule may be wrong about
+a text, which then looks odd ("a ,b" stays so), but never loses what was there.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ MONEY = "$£€#"
 JOINED = {"@-@": "-", "@,@": ",", "@.@": "."}  # of WikiText: what stood between two parts of a word or number
 BRACKETS = {"-LRB-": "(", "-RRB-": ")"}  # of Stanford's tokenizer, with which the Children's Book Test was made
 QUOTES = {"``": '"', "''": '"'}
-SYMBOLS = dict(
-    zip([*JOINED, *BRACKETS, *QUOTES], "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6", strict=True)
-)  # no text has these
+# One character for each while a line is worked on: noncharacters of Unicode, which no text has.
+SYMBOLS = dict(zip([*JOINED, *BRACKETS, *QUOTES], map(chr, range(0xFDD0, 0xFDD7)), strict=True))
 HYPHEN, COMMA, POINT, LEFT, RIGHT, OPENING, CLOSING = SYMBOLS.values()
 
 
