@@ -4,7 +4,7 @@ The paper used "invertible de-tokenizers" and did not publish them. Invertible m
 that comes out is that of the set. These are so by construction: whether a space between two characters is turned (taken
 away where it is, put in where it is not) depends on the characters of the line and on the spaces of the original to the
 right, both of which the inverse knows too, as it goes from right to left. And a symbol of the set ("@-@") and the sign
-that people write ("-") change places where people would read the sign so, and nowhere else. So a rule may be wrong about
+that people write ("-") change places where people would read the sign so, and only there. So a rule may be wrong about
 a text, which then looks odd ("a ,b" stays so), but never loses what was there.
 """
 
