@@ -27,7 +27,7 @@ from urllib3.response import HTTPResponse
 
 from gpt2tf import names
 from gpt2tf.files import locked
-from gpt2tf.hparams import FORMER_NAMES, PUBLISHED, read_hparams, size_name
+from gpt2tf.hparams import PUBLISHED, check_name, read_hparams, size_name
 from gpt2tf.locate import PREFIX
 
 BASE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/models"  # openai/gpt-2 download_model.py
@@ -43,11 +43,10 @@ VOCABULARY = {
     "encoder.json": (1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
     "vocab.bpe": (456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
 }
+LAMBADA = "lambada_test.jsonl"  # its hash is the one that lm-evaluation-harness pins
+DATA_SETS = {LAMBADA: (1819752, "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226")}
 # Bytes of the other files, where known. hparams.json is judged by what it says.
 SIZES = {"124M": {CHECKPOINT: 77, INDEX: 5215, META: 471155}}
-
-OTHER_NAMES = FORMER_NAMES | {"335M": "355M", "1.5B": "1558M", "1.5GB": "1558M", "1500M": "1558M"}
-OTHER_NAMES |= {"GPT2": "124M", "GPT2-MEDIUM": "355M", "GPT2-LARGE": "774M", "GPT2-XL": "1558M"}
 
 CHUNK = 1 << 16  # bytes; at most this much is lost when a connection breaks
 TIMEOUT = 30  # seconds to wait for a connection, and for the next byte
@@ -89,9 +88,11 @@ class _Job:
     model_name: str
     folder: str
     base_url: str
-    session: requests.Session
-    retry: _Retry
     progress: bool
+    session: requests.Session = dataclasses.field(default_factory=requests.Session)
+    retry: _Retry = dataclasses.field(
+        default_factory=lambda: _Retry(RETRIES, status_forcelist=PASSING, raise_on_status=False)
+    )
 
     def url(self, name: str) -> str:
         return f"{self.base_url.rstrip('/')}/{self.model_name}/{name}"
@@ -100,24 +101,12 @@ class _Job:
         return os.path.join(self.folder, ".download", name)
 
 
-def check_name(model_name: str) -> str:
-    """The name itself, if a model of that name was published.
-
-    Raises ValueError that lists the published names, and says which of them a former or mistaken name means.
-    """
-    if model_name in PUBLISHED:
-        return model_name
-    meant = OTHER_NAMES.get(model_name.upper())
-    asked = "it is now called" if model_name.upper() in FORMER_NAMES else "did you mean"
-    hint = f"{asked} {meant}; " if meant else ""
-    raise ValueError(f"there is no model {model_name!r}: {hint}the models are {', '.join(PUBLISHED)}")
-
-
 def known_size(model_name: str, name: str) -> int | None:
     """Bytes of a published file, or None where that is not known."""
     if name == DATA:
         return 4 * names.parameter_count(PUBLISHED[model_name])  # float32, and nothing but the parameters
-    return VOCABULARY[name][0] if name in VOCABULARY else SIZES.get(model_name, {}).get(name)
+    pinned = VOCABULARY | DATA_SETS
+    return pinned[name][0] if name in pinned else SIZES.get(model_name, {}).get(name)
 
 
 def download_model(
@@ -141,20 +130,29 @@ def download_model(
     if sys.maxsize < 2**32 and known_size(model_name, DATA) >= 2**31:
         raise DownloadError(f"{model_name} has a file of more than 2 GiB, too large for a 32-bit Python")
     folder = os.path.join(models_dir, model_name)
-    os.makedirs(folder, exist_ok=True)
+    _complete(_Job(model_name, folder, base_url, progress), GROUPS)
+    return folder
+
+
+def download_lambada(folder: str | os.PathLike, base_url: str = BASE_URL.removesuffix("/models")) -> str:
+    """Make `folder/lambada_test.jsonl` OpenAI's file, as `download_model` does a model's; return that path."""
+    _complete(_Job("data", os.fspath(folder), base_url, progress=True), ((LAMBADA,),))
+    return os.path.join(folder, LAMBADA)
+
+
+def _complete(job: _Job, groups: tuple[tuple[str, ...], ...]) -> None:
+    """Fetch the groups of files that do not lie whole in the job's folder."""
+    os.makedirs(job.folder, exist_ok=True)
 
     def busy():
-        log.warning("another process is downloading into %s; waiting for it", folder)
+        log.warning("another process is downloading into %s; waiting for it", job.folder)
 
-    retry = _Retry(RETRIES, status_forcelist=PASSING, raise_on_status=False)
-    with locked(folder, busy), requests.Session() as session:
+    with locked(job.folder, busy), job.session as session:
         for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=retry))
-        job = _Job(model_name, folder, base_url, session, retry, progress)
-        for group in [group for group in GROUPS if not _is_complete(job, group)]:
+            session.mount(scheme, HTTPAdapter(max_retries=job.retry))
+        for group in [group for group in groups if not _is_complete(job, group)]:
             _obtain(job, group)
         shutil.rmtree(job.part(""), ignore_errors=True)
-    return folder
 
 
 def _is_complete(job: _Job, group: tuple[str, ...]) -> bool:
@@ -196,7 +194,7 @@ def _obtain(job: _Job, group: tuple[str, ...]) -> None:
 
 def _check(job: _Job, folder: str, name: str) -> None:
     """Raise ValueError unless folder/name is that file of the model; the data is checked with its index."""
-    path, hparams = os.path.join(folder, name), PUBLISHED[job.model_name]
+    path, hparams = os.path.join(folder, name), PUBLISHED.get(job.model_name)
     if name in (INDEX, DATA):
         from gpt2tf import checkpoint  # not at the top: it imports TensorFlow, which takes seconds
 
@@ -215,8 +213,8 @@ def _check(job: _Job, folder: str, name: str) -> None:
 
 
 def _is_genuine(name: str, content: bytes) -> bool:
-    if name in VOCABULARY:
-        return hashlib.sha256(content).hexdigest() == VOCABULARY[name][1]
+    if pinned := (VOCABULARY | DATA_SETS).get(name):
+        return hashlib.sha256(content).hexdigest() == pinned[1]
     if name == CHECKPOINT:
         return bool(re.fullmatch(rb'model_checkpoint_path: "model\.ckpt"\s+(\w+: "\S+"\s*)*', content))
     from google.protobuf.message import DecodeError

@@ -48,11 +48,26 @@ PUBLISHED = {
     "1558M": HParams(n_vocab=50257, n_ctx=1024, n_embd=1600, n_head=25, n_layer=48),
 }
 FORMER_NAMES = {"117M": "124M", "345M": "355M", "762M": "774M", "1542M": "1558M"}
+OTHER_NAMES = FORMER_NAMES | {"335M": "355M", "1.5B": "1558M", "1.5GB": "1558M", "1500M": "1558M"}
+OTHER_NAMES |= {"GPT2": "124M", "GPT2-MEDIUM": "355M", "GPT2-LARGE": "774M", "GPT2-XL": "1558M"}
 
 
 def size_name(hparams: HParams) -> str | None:
     """The published name ("124M") of these hparams, or None."""
     return next((name for name, published in PUBLISHED.items() if published == hparams), None)
+
+
+def check_name(model_name: str) -> str:
+    """The name itself, if a model of that name was published.
+
+    Raises ValueError that lists the published names, and says which of them a former or mistaken name means.
+    """
+    if model_name in PUBLISHED:
+        return model_name
+    meant = OTHER_NAMES.get(model_name.upper())
+    asked = "it is now called" if model_name.upper() in FORMER_NAMES else "did you mean"
+    hint = f"{asked} {meant}; " if meant else ""
+    raise ValueError(f"there is no model {model_name!r}: {hint}the models are {', '.join(PUBLISHED)}")
 
 
 def read_hparams(path: str | os.PathLike) -> HParams:

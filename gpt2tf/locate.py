@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
+import hashlib
 import logging
 import os
 import re
@@ -112,6 +113,18 @@ class ModelFiles:
                 "%s: its vocabulary has %d tokens; the %d rows of wte beyond are never sampled",
                 *(self.folder, size, n_vocab - size),
             )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all that the model's numbers depend on. An .index stands for its data, whose checksums it has."""
+        digest = hashlib.sha256(repr((self.hparams, self.vocabulary and vars(self.vocabulary))).encode())
+        weights = [f"{self.prefix}.index"]
+        if is_weights_file(self.prefix):
+            weights = sorted({file or path for path, file in parts(self.prefix).items()})
+        for path in weights:
+            with open(path, "rb") as file:
+                while chunk := file.read(2**20):
+                    digest.update(chunk)
+        return digest.hexdigest()
 
     def load(self, load: Callable[[str], Any]) -> Any:
         """load(prefix), or load(a newer prefix).

@@ -1,15 +1,16 @@
 """A headless Chromium, driven by the DevTools protocol over a pair of pipes."""
 
-import base64
 import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LONGEST_WAIT = 60  # seconds
 
 
 class Tab:
@@ -38,7 +39,9 @@ class Tab:
 
     def _next(self):
         while b"\0" not in self._held:
-            some = self._reader.read1(2**20)
+            ready, *_ = select.select([self._reader], [], [], LONGEST_WAIT)
+            assert ready, "the browser does not answer"
+            some = self._reader.read(2**20)
             assert some, "the browser is gone"
             self._held += some
         raw, self._held = self._held.split(b"\0", 1)
@@ -83,18 +86,25 @@ class Tab:
         for kind in ("rawKeyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
+    def middle(self, selector):
+        """(x, y) of the first element of a selector."""
+        return self.run(
+            f"(r => [r.left + r.width / 2, r.top + r.height / 2])"
+            f"(document.querySelector({json.dumps(selector)}).getClientRects()[0])"
+        )
+
     def point(self, selector, click=False):
         """Moves the pointer onto the first element of a selector."""
-        x, y = self.run(
-            f"(() => {{ const r = document.querySelector({json.dumps(selector)}).getClientRects()[0];"
-            " return [r.left + r.width / 2, r.top + r.height / 2]; })()"
-        )
+        x, y = self.middle(selector)
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def screenshot(self):
-        return base64.b64decode(self.send("Page.captureScreenshot")["data"])
+    def touch(self, *places):
+        """Moves a finger along places (x, y)."""
+        for kind, points in zip(["touchStart", *["touchMove"] * (len(places) - 1)], places, strict=True):
+            self.send("Input.dispatchTouchEvent", type=kind, touchPoints=[dict(zip("xy", points, strict=True))])
+        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
 
 @contextlib.contextmanager
@@ -121,7 +131,7 @@ def browsing():
         os.close(to_browser)
         os.close(from_browser)
         try:
-            with open(reader, "rb") as read, open(writer, "wb") as write:
+            with open(reader, "rb", buffering=0) as read, open(writer, "wb") as write:
                 yield Tab(read, write)
         finally:
             process.terminate()

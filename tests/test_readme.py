@@ -1,6 +1,7 @@
 """What the README says is so."""
 
 import dataclasses
+import os
 import pathlib
 import re
 import shlex
@@ -11,7 +12,10 @@ from recorded import read_cases
 
 from encoder import get_encoder
 from gpt2tf import cli
+from gpt2tf.hparams import FORMER_NAMES
 from gpt2tf.locate import BUNDLED
+from gpt2tf.paper.data import SOURCES
+from gpt2tf.paper.tables import TABLE_3
 from gpt2tf.train.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -73,3 +77,23 @@ def test_every_setting_of_training_is_in_the_readme_with_its_default():
     for field in dataclasses.fields(Settings):
         default = "n_ctx" if field.default is None else "off" if field.default is False else field.default
         assert f"| `--{field.name}` | {default} | {field.metadata['help']} |\n" in README
+
+
+def test_every_task_and_flag_of_evaluate_is_in_the_readme(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", "--help"])
+    section = README.split("## Reproducing the paper")[1].split("\n## ")[0]
+    assert set(re.findall(r"--\w+", capsys.readouterr().out)) - {"--help"} <= set(re.findall(r"--\w+", section))
+    for task, source in SOURCES.items():
+        assert f"`{task}`" in section or f"evaluate {task} " in section
+        assert all(f"`{os.path.basename(file)}`" in section or f"`{file}`" in section for file in source.files)
+
+
+def test_the_papers_numbers_are_those_that_are_printed():
+    section = README.split("## Reproducing the paper")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.split("\n")]
+    assert ["model", *TABLE_3] in rows
+    for former, size in FORMER_NAMES.items():
+        row = next(row for row in rows if row[0] == f"{former}, the paper")
+        assert [float(cell) for cell in row[1:]] == [numbers[size] for numbers in TABLE_3.values()]
+        assert any(row[0] == f"`{size}`, here" for row in rows)

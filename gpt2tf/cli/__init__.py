@@ -16,6 +16,7 @@ COMMANDS = {
     "benchmark": ("measure speed and memory", "gpt2tf.cli.benchmark:add_flags"),
     "convert": ("write a model in another format", "gpt2tf.cli.convert:add_flags"),
     "download": ("fetch a published model", "gpt2tf.cli.download:add_flags"),
+    "evaluate": ("measure a model on the sets of the paper", "gpt2tf.cli.evaluate:add_flags"),
     "finetune": ("train a model further on your text", "gpt2tf.cli.train:add_finetune_flags"),
     "sample": ("print samples from a model", "gpt2tf.cli.sample:add_flags"),
     "score": ("print how likely a model finds a text", "gpt2tf.cli.score:add_flags"),

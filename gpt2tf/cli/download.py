@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, silence_tensorflow
-from gpt2tf.hparams import PUBLISHED
+from gpt2tf.hparams import PUBLISHED, check_name
 
 
 def add_flags(parser) -> None:
@@ -21,7 +21,7 @@ def run(args) -> None:
     from gpt2tf import download
 
     try:
-        name = download.check_name(args.model_name)
+        name = check_name(args.model_name)
     except ValueError as error:
         raise UsageError(str(error)) from None
     silence_tensorflow()

@@ -65,7 +65,7 @@ class Layout:
         sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1  # bytes that are not UTF-8
         char_starts, token_starts = _starts(sizes), _starts(self.lengths)[:-1]  # bytes
         chars = np.searchsorted(char_starts, token_starts, "right") - 1  # [tokens], the character it begins in
-        first = self._first(chars, char_starts[chars] == token_starts)  # [tokens]
+        first = self._first(chars, (char_starts[chars] == token_starts) & (self.lengths > 0))  # [tokens]
         self.sign_tokens, self.sign_starts = np.flatnonzero(first), chars[first]  # [signs]
         self.begins = np.zeros(len(codes) + 1, bool)  # [chars + 1], whether a sign begins there
         self.begins[self.sign_starts] = True
@@ -87,7 +87,7 @@ class Layout:
             for found in SIGN.finditer(self.text):
                 if found.end() - found.start() > 1:
                     inside[found.start() + 1 : found.end()] = True
-        first = whole & ~inside[chars] & (self.lengths > 0)
+        first = whole & ~inside[chars]
         begun = 0
         for token in np.flatnonzero(~first).tolist():
             if token and first[token - 1]:
@@ -103,7 +103,7 @@ class Layout:
         """
         escapes = ESCAPES | {ord(char): _marked(char, name) for char, name in self.marks.items()}
         parts = []
-        for block in self._blocks():
+        for block in self.blocks():
             first = token + int(self.sign_tokens[np.searchsorted(self.sign_starts, block.start)])
             attributes = f' dir="{block.direction}"' if block.direction else ""
             attributes += "" if block.begins else " data-on"
@@ -111,7 +111,7 @@ class Layout:
             parts.append(f'<div class="b" data-t="{first}" data-l="{line + block.line}"{attributes}>{shown}</div>')
         return "".join(parts)
 
-    def _blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         block = None
         for piece in self._pieces():
             long = block and (block.direction or block.end - block.start >= BLOCK or piece.line - block.line >= LINES)

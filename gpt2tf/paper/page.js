@@ -4,8 +4,12 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const arrays = { Uint8Array, Uint16Array, Uint32Array, Float32Array };
-  const unpack = ([kind, packed]) =>
-    new arrays[kind](Uint8Array.from(atob(packed), (char) => char.charCodeAt(0)).buffer);
+  function unpack([kind, packed]) {
+    const raw = atob(packed);
+    const bytes = new Uint8Array(raw.length);
+    for (let at = 0; at < raw.length; at++) bytes[at] = raw.charCodeAt(at);
+    return new arrays[kind](bytes.buffer);
+  }
   const [tokens, bits, ranks, widths, lineBits, lineTokens, alternatives, alternativeBits] =
     ["tokens", "bits", "ranks", "widths", "lineBits", "lineTokens", "alternatives", "alternativeBits"]
       .map((name) => unpack(data[name]));
@@ -126,7 +130,7 @@
   }
   function facts(token) {
     const id = `id ${data.ids[tokens[token]]}`;
-    if (Number.isNaN(bits[token])) return `no probability: nothing stands before it · ${id}`;
+    if (Number.isNaN(bits[token])) return `not scored · ${id}`;
     return `${percent(bits[token])} · rank ${ranks[token].toLocaleString("en")} · ${bits[token].toFixed(2)} bits · ${id}`;
   }
   function likely(token) { // [index of a token, its bits] of each alternative
@@ -154,7 +158,9 @@
     for (; token < end; token++) {
       const row = make("p", "token", name(tokens[token]), " ", make("span", "facts", facts(token)));
       const others = make("span", "likely facts");
-      for (const [index, some] of likely(token)) others.append(name(index), ` ${percent(some)}  `);
+      for (const [index, some] of likely(token)) {
+        others.append(others.hasChildNodes() ? " · " : "", name(index), ` ${percent(some)}`);
+      }
       row.append(others);
       panel.append(row);
     }
@@ -163,7 +169,7 @@
   function show(token, spoken) {
     for (const span of document.querySelectorAll(".on")) span.classList.remove("on");
     shown = token;
-    panel.hidden = token === null;
+    panel.replaceChildren();
     for (const text of document.querySelectorAll(".text")) text.removeAttribute("aria-activedescendant");
     document.getElementById("now")?.removeAttribute("id");
     if (token === null) return;
@@ -174,7 +180,12 @@
     panel.setAttribute("aria-live", spoken ? "polite" : "off"); // a pointer that passes is not read out
     fill(token);
     const here = all[0].getClientRects()[0] ?? all[0].getBoundingClientRect();
-    const { width, height } = panel.getBoundingClientRect();
+    const { width, height, top } = panel.getBoundingClientRect();
+    if (getComputedStyle(panel).position === "fixed") { // at the bottom of a small screen
+      const { bottom } = all[0].getBoundingClientRect();
+      if (token === kept && bottom > top) window.scrollBy(0, bottom + 8 - top);
+      return;
+    }
     const room = document.documentElement.clientWidth - width - 8;
     const below = here.bottom + 8 + height <= window.innerHeight || here.top - 8 - height < 0;
     panel.style.left = `${window.scrollX + Math.max(8, Math.min(here.left, room))}px`;
@@ -193,7 +204,9 @@
     const token = pointed(event.target) ?? kept;
     if (token !== shown) show(token, false);
   });
-  main.addEventListener("pointerleave", () => show(kept, false));
+  main.addEventListener("pointerleave", () => {
+    if (shown !== kept) show(kept, false);
+  });
   document.addEventListener("click", (event) => {
     if (!getSelection().isCollapsed) return;
     const token = pointed(event.target);
@@ -203,6 +216,11 @@
 
   // Keys
 
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    kept = null;
+    show(null, true);
+  });
   function go(token) {
     kept = token;
     spans(token)[0].scrollIntoView({ block: "nearest" });
@@ -210,19 +228,22 @@
   }
   function vertical(text, down) { // the sign above or below, as the eye sees it
     const here = spans(kept)[0];
-    here.scrollIntoView({ block: "center" });
-    const rect = here.getClientRects()[0];
-    const line = here.closest(".c").getBoundingClientRect();
-    for (let y = down ? rect.bottom + 6 : rect.top - 6, k = 0; k < 16; k++, y += down ? 6 : -6) {
-      for (let away = 0; away < line.width; away += 6) {
-        for (const x of [rect.left + 2 - away, rect.left + 2 + away]) {
+    const { top, bottom } = here.getBoundingClientRect();
+    if (top < 80 || bottom > window.innerHeight - 80) here.scrollIntoView({ block: "center" });
+    panel.replaceChildren(); // it may lie over the place that is looked at
+    const from = here.getClientRects()[0];
+    const { width } = here.closest(".c").getBoundingClientRect();
+    for (let step = 6; step < 100; step += 6) {
+      const y = down ? from.bottom + step : from.top - step;
+      for (let away = 0; away < width; away += 6) {
+        for (const x of [from.left + 2 - away, from.left + 2 + away]) {
           const found = document.elementFromPoint(x, y);
           const token = text.contains(found) ? pointed(found) : null;
           if (token !== null && token !== kept && down === token > kept) return token;
         }
       }
     }
-    return null;
+    return kept;
   }
   for (const text of document.querySelectorAll(".text")) {
     const own = [...text.querySelectorAll(".b")];
@@ -236,11 +257,6 @@
       }
       if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
       const inside = kept !== null && kept >= first && kept < following;
-      if (event.key === "Escape" && kept !== null) {
-        kept = null;
-        show(null, true);
-        return;
-      }
       if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) return;
       event.preventDefault();
       if (!inside) {
@@ -251,12 +267,12 @@
       const here = spans(kept)[0];
       const line = here.closest(".c");
       const forward = (event.key === "ArrowRight") === (getComputedStyle(line).direction === "ltr");
-      let next = null;
+      let next;
       if (event.key === "Home") next = pointed(line.firstElementChild);
       else if (event.key === "End") next = pointed(line.lastElementChild);
       else if (event.key === "ArrowUp" || event.key === "ArrowDown") next = vertical(text, event.key === "ArrowDown");
       else next = forward ? after(kept) : before(kept);
-      if (next !== null && next >= first && next < following) go(next);
+      if (next >= first && next < following) go(next);
     });
   }
 

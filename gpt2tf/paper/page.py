@@ -31,11 +31,6 @@ HELP = (
     "mean surprise of its tokens in bits."
 )
 
-TEXT = (  # its attributes: one stop of Tab, in which screen readers let arrow keys pass
-    'class="text" tabindex="0" role="textbox" aria-readonly="true" aria-multiline="true" aria-label="Text" '
-    'aria-describedby="help"'
-)
-
 
 class Text(NamedTuple):
     """A text to be shown."""
@@ -83,12 +78,17 @@ def scored_texts(title: str, texts: Sequence[Text], enc: encoder.Encoder) -> str
     for text, layout in zip(texts, layouts, strict=True):
         heading = "" if text.heading is None else f'<h2 dir="auto">{escape(text.heading)}</h2>'
         totals = _totals([layout]) if len(texts) > 1 else ""
-        sections.append(f"<section>{heading}{totals}<div {TEXT}>{layout.html(token, line)}</div></section>")
+        # One stop of Tab for the whole text, in a role in which screen readers let arrow keys pass.
+        sections.append(
+            f'<section>{heading}{totals}<div class="text" lang="" tabindex="0" role="textbox" aria-readonly="true" '
+            f'aria-multiline="true" aria-label="{escape(text.heading or title)}" aria-describedby="help">'
+            f"{layout.html(token, line)}</div></section>"
+        )
         token, line = token + len(text.tokens), line + len(layout.line_bits)
     data = json.dumps(_data(texts, layouts, bytes_of)).replace("<", r"\u003c")
     body = (
         f'<header><h1 dir="auto">{escape(title)}</h1>{_totals(layouts)}{_legend()}<p id="help">{HELP}</p></header>\n'
-        f'<main>{"".join(sections)}</main>\n<div id="panel" role="status" hidden></div>\n'
+        f'<main>{"".join(sections)}</main>\n<div id="panel" role="status"></div>\n'
         f'<script type="application/json" id="data">{data}</script>'
     )
     return document(title, body, (HERE / "page.js").read_text(encoding="utf-8"))
@@ -173,6 +173,6 @@ def _totals(layouts: Sequence[Layout]) -> str:
 def _legend() -> str:
     """The shades, and the probabilities that each is for."""
     bounds = [f"{100 * 2.0**-edge:.2g} %" for edge in EDGES]
-    names = [f"over {bounds[0]}", *(f"to {bound}" for bound in bounds[1:]), "less"]
+    names = [*(f"&gt; {bound}" for bound in bounds), "less"]
     items = [f'<span class="{shade(edge)}">{name}</span>' for edge, name in zip((0, *EDGES), names, strict=True)]
     return f'<p class="legend"><span>probability</span>{"".join(items)}</p>'
