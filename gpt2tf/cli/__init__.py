@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": ("write a model in another format", "gpt2tf.cli.convert:add_flags"),
     "download": ("fetch a published model", "gpt2tf.cli.download:add_flags"),
     "finetune": ("train a model further on your text", "gpt2tf.cli.train:add_finetune_flags"),
+    "reproduce": ("make the paper's samples, summaries, translations, answers", "gpt2tf.cli.reproduce:add_flags"),
     "sample": ("print samples from a model", "gpt2tf.cli.sample:add_flags"),
     "train": ("train a new model on your text", "gpt2tf.cli.train:add_train_flags"),
 }
