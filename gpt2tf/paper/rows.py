@@ -30,29 +30,32 @@ def read_rows(path: str, fields: Mapping[str, str], limit: int | None = None) ->
                 break
             if line.strip():
                 try:
-                    rows.append(_checked(json.loads(clean(line)), fields))
-                except (ValueError, RecursionError) as error:
-                    what = f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else error
-                    raise ValueError(f"{path}, line {number} {what}; {example}") from None
+                    rows.append(_row(clean(line), fields))
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number} {error}; {example}") from None
     if not rows:
         raise ValueError(f"{path} is empty; {example}")
     return rows
 
 
-def _checked(row, fields: Mapping[str, str]) -> dict:
+def _row(line: str, fields: Mapping[str, str]) -> dict:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError("is not an object")
-    checked = {}
+    texts = {}
     for name, kind in fields.items():
         value = row.get(name)
         if value is None and kind == "optional":
             continue
-        texts = value if kind == "texts" and isinstance(value, list) else [value]
-        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        values = value if kind == "texts" and isinstance(value, list) else [value]
+        if not values or not all(isinstance(text, str) and text.strip() for text in values):
             raise ValueError(f"has no text as {name!r}")
-        texts = [clean(text) for text in texts]
-        checked[name] = texts if kind == "texts" else texts[0]
-    return checked
+        values = [clean(text) for text in values]
+        texts[name] = values if kind == "texts" else values[0]
+    return texts
 
 
 def digest(value) -> str:
@@ -123,10 +126,9 @@ def record_of(path: str) -> str:
 
 def _difference(first: bytes, header: bytes) -> str:
     """How the settings of a record, its first line, differ from others."""
-    try:
-        before, now = dict(json.loads(first)), json.loads(header)
-    except (ValueError, TypeError):
+    if not first.endswith(b"\n"):
         return "cannot be gone on with, as its record is damaged"
+    before, now = json.loads(first), json.loads(header)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     values = [f"{name} {json.dumps(before.get(name))} and not {json.dumps(now.get(name))}" for name in names]
     return "was begun with " + ", ".join(values)

@@ -6,7 +6,7 @@ import re
 
 # After . ! ? or … and the quotation marks and brackets that close there, before white space or the end of the text; but
 # not after the dot of a single letter, as in "J. Smith" and "the U.S. economy". And at the end of a line.
-END = re.compile(r"""(?:[!?…]|(?<!\b[^\W\d_])\.)["'”’»)\]]*(?=\s|\Z)|\n""")
+END = re.compile(r"""(?:[!?…]|(?<!\b[^\W\d_])\.)["'”’)\]]*(?:\s?»)?(?=\s|\Z)|\n""")
 
 
 def sentences(text: str, most: int | None = None) -> list[str]:
