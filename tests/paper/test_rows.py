@@ -1,4 +1,4 @@
-"""JSON lines in, and a file that grows by whole parts: at whatever byte a run was ended, the file comes out the same."""
+"""JSON lines in, and a file that grows by whole parts: at whatever byte a run was ended, it comes out the same."""
 
 import gzip
 import json

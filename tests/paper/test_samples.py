@@ -26,8 +26,8 @@ class Counting:
 
     def generate(self, prompts, length, *, temperature, top_k, noise, stop):
         self.asked.append((prompts, length, temperature, top_k, noise))
-        rows = [(np.floor(column * 900) + sum(prompt)).astype(int) % 900 for column, prompt in zip(noise.T, prompts)]
-        rows = [np.where(row % 7 == 0, END, row).tolist() for row in rows]
+        rows = [(column * 900).astype(int) + sum(prompt) for column, prompt in zip(noise.T, prompts, strict=True)]
+        rows = [np.where(row % 7 == 0, END, row % 900).tolist() for row in rows]
         return [np.array(row[: row.index(stop) + 1] if stop in row else row, np.int32) for row in rows]
 
 
