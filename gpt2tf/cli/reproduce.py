@@ -135,6 +135,8 @@ class _Model:
 
         sizes: tokens of a prompt and of what is generated. settings: what decides the file beside work and model.
         """
+        from tqdm import tqdm
+
         args, (n_prompt, length) = self.args, sizes
         past = 2 * self.hparams.n_layer * self.hparams.n_embd * (n_prompt + length)
         try:
@@ -148,8 +150,6 @@ class _Model:
                 log.info("%s has all there is to make", args.output)
                 return
             self.load((args.batch_size, n_prompt, length))
-            from tqdm import tqdm
-
             from gpt2tf.devices import running_out_of_memory
 
             bar = tqdm(total=len(batches), initial=file.parts, unit=" batches", disable=None)

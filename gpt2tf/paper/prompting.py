@@ -61,13 +61,18 @@ class Task:
         Raises ValueError where it cannot.
         """
         before, behind = self.prompt(row)
+        return enc.encode(before)[: self.room(row, enc, n_ctx)] + enc.encode(behind)
+
+    def room(self, row: Row, enc: Encoder, n_ctx: int) -> int:
+        """How many tokens the part of the prompt that may be cut can have. Raises as `tokens` does."""
+        before, behind = self.prompt(row)
         behind = enc.encode(behind)
         room = n_ctx + 1 - self.length - len(behind)
         if room < bool(before):
             what = f"a prompt needs {len(behind) + bool(before)} tokens, and {self.length} are to follow"
             remedy = "fewer or shorter examples" if not before else "a model with a larger window"
             raise ValueError(f"{what}; together they may be at most {n_ctx + 1}, so give {remedy}: {dict(row)}"[:400])
-        return enc.encode(before)[:room] + behind
+        return room
 
 
 def summaries(hint: bool = True) -> Task:
@@ -187,7 +192,7 @@ class Prompted:
     def check(self, enc: Encoder, n_ctx: int) -> int:
         """The tokens of the first prompt. Raises ValueError where a prompt does not fit a window of n_ctx tokens."""
         for row in self.rows:
-            self.task.tokens(row, enc, n_ctx)
+            self.task.room(row, enc, n_ctx)
         return len(self.task.tokens(self.rows[0], enc, n_ctx))
 
     def batches(self) -> range:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -60,6 +59,8 @@ def _row(line: str, fields: Mapping[str, str]) -> dict:
 
 def digest(value) -> str:
     """A hash of a value of JSON's types."""
+    import hashlib  # takes a moment, which `sample.py --help` does without
+
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
