@@ -142,6 +142,10 @@ def answers(examples: Sequence[Row]) -> Task:
     start = "".join(f"Q: {_line(row['question'])}\nA: {_line(row['answer'][0])}\n" for row in examples)
 
     def prompt(row: Row) -> tuple[str, str]:
+        if "context" not in row and not examples:
+            raise ValueError(
+                f"the question {row['question']!r} has no context, and there are no examples; give --examples"
+            )
         before = f"{row['context'].strip()}\n" if "context" in row else start
         return "", f"{before}Q: {_line(row['question'])}\nA:"
 
@@ -212,10 +216,11 @@ class Prompted:
         for batch in batches:
             rows = self.rows[batch * self.batch_size :][: self.batch_size]
             prompts = [task.tokens(row, enc, hparams.n_ctx) for row in rows]
-            noise = stream.noise(task.length, self.batch_size, batch)[:, : len(rows)]
+            prompts += prompts[-1:] * (self.batch_size - len(rows))  # another size would be compiled anew
+            noise = stream.noise(task.length, self.batch_size, batch)
             made = generator.generate(prompts, task.length, noise=noise, stop=stop, **task.options)
             lines = []
-            for row, prompt, tokens in zip(rows, prompts, (tokens.tolist() for tokens in made), strict=True):
+            for row, prompt, tokens in zip(rows, prompts, (tokens.tolist() for tokens in made), strict=False):
                 generated = enc.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
                 line = {"prompt": enc.decode(prompt), "generated": generated, "reply": task.reply(generated)}
                 lines.append(json.dumps(line | {"reference": row[task.reference]}) + "\n")
