@@ -1,1 +1,1 @@
-"""Scores of texts, and what is in the paper "Language Models are Unsupervised Multitask Learners": tables and samples."""
+"""Scores of texts, and the tables and samples of "Language Models are Unsupervised Multitask Learners"."""
