@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from pathlib import Path
 
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import Parser, UsageError, interruptible, silence_tensorflow
 from gpt2tf.locate import ModelFiles
 from gpt2tf.paper import metrics, prompting
-from gpt2tf.paper.rows import growing, read_rows
+from gpt2tf.paper.rows import digest, growing, read_rows
 from gpt2tf.paper.samples import FORMATS, PUBLISHED, SETTINGS, SampleSet, read_contexts
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ class _Model:
             checks.check_memory(args.batch_size, 4 * (past + self.hparams.n_vocab))
         except ValueError as error:
             raise UsageError(str(error)) from None
-        settings = {"model_name": args.model_name, "dtype": args.dtype, **work.settings(), **settings}
+        model = {"model_name": args.model_name, "checkpoint": _checkpoint(self.files), "dtype": args.dtype}
+        settings = {**model, **work.settings(), **settings}
         with _output(args.output, settings) as file:
             left = batches[file.parts :]
             if not left:
@@ -158,6 +160,12 @@ class _Model:
                 while (part := interruptible(next, parts, None)) is not None:
                     file.append(part)
                     bar.update()
+
+
+def _checkpoint(files: ModelFiles) -> str | None:
+    """A hash of the checkpoint's index, which has a checksum of each tensor; None where a model has no index."""
+    index = Path(f"{files.prefix}.index")
+    return digest(index.read_bytes().hex()) if index.exists() else None
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def reproduce(monkeypatch, capsys, data, tiny_generator, bundled):
     """Runs `gpt2tf reproduce` with words, in the folder of the data: (exit code, stdout, stderr)."""
 
     def load(files, args, first):
-        return tiny_generator if args.model_name == "tiny-a" else bundled
+        return bundled if args.model_name == "shakespeare" else tiny_generator
 
     monkeypatch.chdir(data)
     monkeypatch.setattr(cli_reproduce, "_load", load)
@@ -136,6 +136,16 @@ def test_a_file_of_other_settings_is_refused_by_name_and_kept(reproduce, refused
     (data / "mine.txt").write_text("mine")
     code, line = refused(*SAMPLES, "--output=mine.txt")
     assert code == 2 and "mine.txt is there already" in line and (data / "mine.txt").read_text() == "mine"
+
+
+def test_a_model_that_was_trained_meanwhile_is_another_one(reproduce, data, folder):
+    flags = ["samples", "--nsamples=1", "--output=out.txt", "--model_name", folder]
+    assert reproduce(*flags)[0] == 0
+    (index,) = folder.glob("*.index")
+    raw = index.read_bytes()
+    index.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])
+    code, _, err = reproduce(*flags)
+    assert code == 2 and "out.txt was begun with checkpoint" in err
 
 
 TASKS = {
