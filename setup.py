@@ -15,7 +15,10 @@ setup(
     },
     install_requires=["tensorflow>=2.16", "numpy", "regex", "requests", "tqdm"],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "safetensors", "ruff==0.17.6", "setuptools", "wheel"],
+        "test": [
+            *["pytest", "pytest-xdist", "hypothesis", "safetensors", "ruff==0.17.6", "setuptools", "wheel"],
+            *["rouge-score", "sacrebleu"],
+        ],
         "bench": ["torch", "transformers", "ctranslate2", "llama-cpp-python", "gguf"],
         "hf": ["safetensors"],
         "paper": ["rouge-score", "sacrebleu"],

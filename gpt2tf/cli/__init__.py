@@ -18,6 +18,7 @@ COMMANDS = {
     "download": ("fetch a published model", "gpt2tf.cli.download:add_flags"),
     "evaluate": ("measure a model on the sets of the paper", "gpt2tf.cli.evaluate:add_flags"),
     "finetune": ("train a model further on your text", "gpt2tf.cli.train:add_finetune_flags"),
+    "reproduce": ("make the paper's samples, summaries, translations, answers", "gpt2tf.cli.reproduce:add_flags"),
     "sample": ("print samples from a model", "gpt2tf.cli.sample:add_flags"),
     "score": ("print how likely a model finds a text", "gpt2tf.cli.score:add_flags"),
     "train": ("train a new model on your text", "gpt2tf.cli.train:add_train_flags"),

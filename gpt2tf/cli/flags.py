@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import reprlib
 import sys
 
@@ -43,6 +44,16 @@ def int_or_float(text):
         return int(text)
     except ValueError:
         return float(text)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """An argparse type: "2/8" -> (2, 8)"""
+    part = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if not part or not 1 <= int(part[1]) <= int(part[2]):
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(text)} is not K/N with K from 1 to N, such as 2/8, the second part of eight"
+        )
+    return int(part[1]), int(part[2])
 
 
 def models_dir(parser):

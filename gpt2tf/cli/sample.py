@@ -8,15 +8,12 @@ UTF-8 are replaced, not fatal; a prompt that does not fit is refused in words.
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import codecs
 import itertools
 import json
 import logging
 import os
-import re
-import reprlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +24,7 @@ from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
 from gpt2tf.cli.terminal import asked_prompts
 from gpt2tf.files import clean, opened
 from gpt2tf.locate import ModelFiles
+from gpt2tf.paper.samples import heading
 from gpt2tf.train.reader import read_text
 
 STREAMED_CHUNK = 8  # tokens between two looks at what has come, where somebody watches
@@ -68,7 +66,7 @@ def add_flags(parser) -> None:
     flags.device(parser)
     choice("--strategy", ["one", "mirrored"], "mirrored: on all GPUs at once")
     words = "make part K, from 1 to N, of the samples; N such runs together print what one does (%(default)s)"
-    parser.add_argument("--shard", type=_shard, default="1/1", metavar="K/N", help=words)
+    parser.add_argument("--shard", type=flags.shard, default="1/1", metavar="K/N", help=words)
     parser.add_argument("--stop", type=flags.some, metavar="TEXT", help="end a sample before this text")
     parser.add_argument("--truncate", action="store_true", help="end a sample before <|endoftext|>")
     parser.add_argument("--include_prefix", action="store_true", help="print the prompt before its continuation")
@@ -77,16 +75,6 @@ def add_flags(parser) -> None:
     parser.add_argument("--output", type=flags.some, metavar="FILE", help=words)
     flags.html(parser)
     parser.set_defaults(run=run, prog=parser.prog)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    """An argparse type: "2/8" -> (2, 8)"""
-    part = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if not part or not 1 <= int(part[1]) <= int(part[2]):
-        raise argparse.ArgumentTypeError(
-            f"{reprlib.repr(text)} is not K/N with K from 1 to N, such as 2/8, the second part of eight"
-        )
-    return int(part[1]), int(part[2])
 
 
 def run(args) -> None:
@@ -290,7 +278,7 @@ def print_text(samples: Iterator[Sample], args, prompt: str | None, out) -> None
     for sample in samples:
         text = sample.text[printed:]
         if sample.number != number:
-            text = "=" * 40 + f" SAMPLE {sample.number} " + "=" * 40 + "\n" + prefix + sample.text
+            text = heading("SAMPLE", sample.number) + prefix + sample.text
         print(text, end="\n" if sample.done else "", file=out, flush=True)
         number, printed = sample.number, len(sample.text)
     if prompt is not None:

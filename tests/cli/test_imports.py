@@ -15,6 +15,7 @@ COMMANDS = {
     "sample": SAMPLE,
     "train": TRAIN,
     "finetune": ["finetune", "text.txt", "--run_name=new", "--model_name", TINY],
+    "reproduce samples": ["reproduce", "samples", "--model_name", TINY, "--output=new.txt"],
     "download": ["download", "124M", "--base_url=http://127.0.0.1:9"],
     "benchmark": ["benchmark", "--model_name", TINY, "--length=3"],
 }
