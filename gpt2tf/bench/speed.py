@@ -224,11 +224,15 @@ def log_probability_difference(
     lengths = np.linspace(seq / batch_size, seq, batch_size).astype(np.int32)  # [batch]
     found = []
     for each in ("float32", dtype):
-        net = Network(pack(weights, hparams, each, platform()), hparams, Ops(jit_compile, platform()))
+        packed = pack(weights, hparams, each, platform(), batch_size)
+        net = Network(packed, hparams, Ops(jit_compile, platform()))
 
-        def last_logits(tokens, lengths, net=net):
-            h, _ = net.prefill(tokens, net.empty_cache(batch_size, seq))  # [batch, seq, features]
-            return net.logits(tf.gather(h, lengths - 1, batch_dims=1))  # [batch, padded vocab]
+        def last_logits(tokens, lengths, net=net):  # by prefill and a step of the loop, as in generation
+            _, cache = net.prefill(tokens, net.empty_cache(batch_size, seq + 1))
+            slots = tf.range(seq + 1)
+            mask = (slots < lengths[:, None] - 1) | (slots == seq)  # [batch, seq + 1]
+            last = tf.gather(tokens, lengths - 1, batch_dims=1)  # [batch]
+            return net.decode_step(last, lengths - 1, tf.constant(seq), tf.cast(mask, tf.float32), cache)[0]
 
         compiled = tf.function(last_logits, jit_compile=jit_compile, autograph=False)
         logits = compiled(tf.constant(tokens), tf.constant(lengths))  # [batch, padded vocab]

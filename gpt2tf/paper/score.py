@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf import checks, encoder
+from gpt2tf import checks, devices, encoder
 from gpt2tf.checkpoint import load_weights
 from gpt2tf.locate import note_released
 from gpt2tf.model import GPT2
@@ -77,11 +77,11 @@ class Scorer:
             if self.vocabulary is None and self.hparams.n_vocab == encoder.RELEASED_SIZE:
                 note_released(os.path.dirname(weights.prefix) or ".")
                 self.vocabulary = encoder.released()
-        gpu = bool(tf.config.get_visible_devices("GPU"))
-        self._tokens, self._device = TOKENS["GPU" if gpu else "CPU"], device
+        platform = devices.platform()
+        self._tokens, self._device = TOKENS[platform], device
         self._real_tokens = encoder.real_tokens(self.vocabulary, self.hparams.n_vocab)
         with tf.device(device):
-            jit_compile = gpu if jit_compile is None else jit_compile
+            jit_compile = platform == "GPU" if jit_compile is None else jit_compile
             self._network = Network(weights, self.hparams, self._real_tokens, dtype, jit_compile)
 
     def score(
