@@ -1,5 +1,8 @@
 """The recorded truth on a GPU. Runs by itself where TensorFlow sees one."""
 
+import os
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +10,8 @@ from recorded import GOLDEN, context_of, lists, recorded
 from tolerances import TINY_FLOAT32, relative
 
 from gpt2tf import Generator, sampling_noise
+from gpt2tf.bench import machine, speed
+from gpt2tf.bench.plan import Case, Plan
 from gpt2tf.train.settings import Settings
 from gpt2tf.train.update import Trainer
 
@@ -54,3 +59,21 @@ def test_an_update_is_that_of_a_cpu(tiny):
             model = load_model(GOLDEN / "tiny-a")
             found.append(Trainer(model, Settings(batch_size=2), tf.distribute.get_strategy()).update(0, tokens))
     assert relative(*found) < 10 * TINY_FLOAT32
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_the_loop_at_full_size_beside_its_peers(capsys, r124m_folder):
+    """Prints tokens/s, the share of the memory's speed, and the ratios to what is installed of the peers."""
+    limits, peers = machine.measure_limits("gpu"), ("transformers", "ctranslate2")
+    plan = Plan(device="gpu", peers=peers, peer_python=os.environ.get("PEER_PYTHON", sys.executable))
+    cases = [Case(dtype, batch) for batch in (1, 8, 32) for dtype in ("float32", "bfloat16", "int8")]
+    for row in speed.measure(r124m_folder, cases, limits, plan):
+        words = f"{row.engine}, batch {row.batch_size}, {row.dtype}: {row.decode_tokens_per_s:.0f} tokens/s"
+        if row.bandwidth_share is not None:
+            words += f", {row.bandwidth_share:.0%} of {limits.bytes_per_s / 1e9:.0f} GB/s"
+        if row.decode_ratio is not None:
+            words += f"; gpt2tf is {row.decode_ratio:.2f} times as fast"
+        with capsys.disabled():
+            print(words)
+        assert row.decode_tokens_per_s > 0

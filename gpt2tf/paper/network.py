@@ -88,7 +88,12 @@ class Network:
             return linear("attn/c_proj", tf.float32)(a), None
 
         def mlp(x):
-            return model.mlp(x, linear("mlp/c_fc"), linear("mlp/c_proj", tf.float32))
+            """As `model.mlp`, in the form in which TensorFlow makes one operation of a product, its bias and GELU."""
+            w, b = layer["mlp/c_fc/w"], layer["mlp/c_fc/b"]
+            flat = tf.reshape(tf.cast(x, self.dtype), [-1, self.hparams.n_embd])  # [batch * seq, features]
+            flat = tf.nn.gelu(tf.nn.bias_add(tf.matmul(flat, w[0]), b), approximate=True)  # [batch * seq, 4 * features]
+            batch, seq, _ = model.shape_list(x)
+            return linear("mlp/c_proj", tf.float32)(tf.reshape(flat, [batch, seq, -1]))
 
         return model.block(h, norm("ln_1"), attn, norm("ln_2"), mlp)[0]
 
