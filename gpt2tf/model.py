@@ -300,11 +300,11 @@ class Block(Scope):
 class GPT2(KerasModel):
     """GPT-2 as a Keras model; `{v.path: v.shape for v in model.variables}` are the checkpoint's.
 
-    hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's random start when it
-    is not given. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its
-    input for the gradients and compute the rest a second time, which saves memory (on a CPU a sixth at best). dtype: as
-    in any Keras model; "mixed_bfloat16" computes in bfloat16. vocabulary: the tokens that the ids stand for, None if it
-    is not known; rows of wte beyond them are never sampled, and `save_checkpoint` writes its files.
+    hparams: the sizes. initial_value(path, shape): what each variable starts from; by default the original's random
+    start. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its input for
+    the gradients and compute the rest a second time. dtype: as in any Keras model; "mixed_bfloat16" computes in
+    bfloat16. vocabulary: the tokens that the ids stand for, None if not known; rows of wte beyond them are never
+    sampled, and `save_checkpoint` writes its files.
 
     To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
     `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
@@ -351,6 +351,17 @@ class GPT2(KerasModel):
         float32. Raises ValueError for other shapes, for what is no id, and when past and tokens together are longer
         than n_ctx; in a graph these are assertions, in what XLA compiles logits of NaN without a gradient.
         """
+        h, present, ok = self.hidden(tokens, past, training, dropout_keys)
+        logits = self.logits(h[:, -1:] if last else h)  # [batch, seq, vocab]
+        logits = logits if ok is True else tf.where(ok, logits, float("nan"))
+        return {"logits": logits} if training else {"logits": logits, "present": present}
+
+    def hidden(self, tokens, past=None, training=False, dropout_keys=None):
+        """What comes before the logits; arguments and errors as of `call`.
+
+        Returns (h, `present`, ok). h: [batch, seq, features] behind ln_f. present: None in training. ok: True, or in a
+        graph a scalar; where it is False, what is made of h has to become NaN.
+        """
         self._check_shapes(tokens, past)
         past_length = 0 if past is None else shape_list(past)[-2]
         tokens, ok = self.ids(tokens, past_length)  # [batch, seq]
@@ -371,10 +382,7 @@ class GPT2(KerasModel):
             else:
                 h, present = block(h, past=past, dropout_keys=block_keys)
                 presents.append(present)  # [batch, 2, heads, seq, head_features]
-        logits = self.logits(self.ln_f(h[:, -1:] if last else h))  # [batch, seq, vocab]
-        if ok is not True:
-            logits = tf.where(ok, logits, float("nan"))
-        return {"logits": logits} if training else {"logits": logits, "present": tf.stack(presents, axis=1)}
+        return self.ln_f(h), None if training else tf.stack(presents, axis=1), ok
 
     def logits(self, h):
         """[batch, seq, features] -> [batch, seq, vocab] float32; the head is tied to wte."""
@@ -386,15 +394,7 @@ class GPT2(KerasModel):
     def _check_shapes(self, tokens, past):
         if len(tokens.shape) != 2:
             raise ValueError(f"tokens must be [batch, seq]; their shape is {tuple(tokens.shape)}")
-        if past is None:
-            return self._check_window(tokens.shape[1], 0)
-        expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
-        if not past.shape.is_compatible_with(expected):
-            raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
-        self._check_window(tokens.shape[1], past.shape[-2])
-
-    def _check_window(self, seq, past_length):
-        if None not in (seq, past_length) and past_length + seq > self.hparams.n_ctx:
-            raise ValueError(
-                f"{past_length} past and {seq} new tokens are {past_length + seq}; n_ctx is {self.hparams.n_ctx}"
-            )
+        if past is not None:
+            expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
+            if not past.shape.is_compatible_with(expected):
+                raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
