@@ -176,7 +176,7 @@ def _source(args) -> HParams | ModelFiles | None:
 def _start(args, job, corpus):
     from gpt2tf.devices import use_device
 
-    use_device(args.device, args.tf32)
+    use_device(args.device, args.tf32, repeatable=True)
     training = start(job, corpus)
     hparams = training.trainer.model.hparams
     log.info(
