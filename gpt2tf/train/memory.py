@@ -8,6 +8,7 @@ from gpt2tf.train.settings import Settings
 
 TENSORFLOW = 6e8  # bytes of the process before there is a model
 ACTIVATIONS = 18  # of a block, in features: the stream, norms, queries, keys, values, and the MLP before and after gelu
+RECOMPUTED_ON_CPU = 12  # of these with recompute, as XLA computes much of it long before it is needed there
 ATTENTION_COPIES = 4  # of the attention weights of a row, which are computed again for their gradients
 LOGIT_COPIES = 3  # of the logits of a slab: themselves, their softmax and gradients
 LOGITS = 2**25  # in a slab, see `loss.SLAB`
@@ -19,14 +20,18 @@ UPDATE_COPIES = {"adamw": 7, "adafactor": 6}
 def training_bytes(hparams: HParams, settings: Settings, gpu: bool = False) -> int:
     """About how much memory training takes at its peak: weights, gradients, optimizer, activations, logits.
 
-    gpu: whether bfloat16 takes half the memory, which on a CPU it does not, as XLA computes in float32 there.
+    gpu: where bfloat16 takes half the memory of activations and recompute leaves those of one block. On a CPU XLA
+    computes in float32 what is bfloat16.
     """
     h, s = hparams, settings
     window = min(s.window or h.n_ctx, h.n_ctx)
     copies = UPDATE_COPIES[s.optimizer] + (s.accumulate > 1) + (s.sample_every > 0)  # a sum, packed weights
     tokens = window * s.batch_size
     features = tokens * h.n_embd * (2 if s.dtype == "bfloat16" and gpu else 4)
-    blocks = features * (ACTIVATIONS + h.n_layer if s.recompute else ACTIVATIONS * h.n_layer)
+    if s.recompute and gpu:
+        blocks = features * (ACTIVATIONS + h.n_layer)
+    else:
+        blocks = features * h.n_layer * (RECOMPUTED_ON_CPU if s.recompute else ACTIVATIONS)
     attention = ATTENTION_COPIES * 4 * h.n_head * window * window
     logits = LOGIT_COPIES * 4 * min(tokens * h.n_vocab, LOGITS)
     return int(TENSORFLOW + 4 * copies * parameter_count(h) + blocks + attention + logits)

@@ -307,6 +307,7 @@ def test_early_stop_needs_a_validation_loss():
         ({"optimizer": "adafactor"}, 5.12e9),
         ({"batch_size": 2, "window": 256}, 4.32e9),
         ({"batch_size": 4, "dtype": "bfloat16"}, 8.78e9),
+        ({"batch_size": 4, "recompute": True}, 6.75e9),
     ],
 )
 def test_memory_that_training_takes_is_estimated(settings, measured):
