@@ -6,8 +6,8 @@ from gpt2tf.hparams import HParams
 from gpt2tf.names import parameter_count
 from gpt2tf.train.settings import Settings
 
-TENSORFLOW = 6e8  # bytes of the process before there is a model
-ACTIVATIONS = 18  # of a block, in features: the stream, norms, queries, keys, values, and the MLP before and after gelu
+TENSORFLOW = 5e8  # bytes of the process before there is a model
+ACTIVATIONS = 22  # of a block, in features: the stream, norms, queries, keys, values, and the MLP before and after gelu
 RECOMPUTED_ON_CPU = 12  # of these with recompute, as XLA computes much of it long before it is needed there
 ATTENTION_COPIES = 4  # of the attention weights of a row, which are computed again for their gradients
 LOGIT_COPIES = 3  # of the logits of a slab: themselves, their softmax and gradients

@@ -306,13 +306,14 @@ def test_early_stop_needs_a_validation_loss():
         ({"recompute": True}, 5.43e9),
         ({"optimizer": "adafactor"}, 5.12e9),
         ({"batch_size": 2, "window": 256}, 4.32e9),
+        ({"batch_size": 4}, 8.78e9),
         ({"batch_size": 4, "dtype": "bfloat16"}, 8.78e9),
         ({"batch_size": 4, "recompute": True}, 6.75e9),
     ],
 )
 def test_memory_that_training_takes_is_estimated(settings, measured):
     """Against the peaks of processes that trained 124M on a CPU."""
-    assert training_bytes(PUBLISHED["124M"], Settings(**settings)) == pytest.approx(measured, rel=0.16)
+    assert training_bytes(PUBLISHED["124M"], Settings(**settings)) == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("gpu", [False, True])
