@@ -26,12 +26,13 @@ LOST = (
 )
 
 
-def use_device(device: str, tf32: bool = False) -> None:
+def use_device(device: str, tf32: bool = False, repeatable: bool = False) -> None:
     """Choose the device for the rest of the process; to be called before any tensor is made.
 
     device: one of `checks.DEVICES`; auto takes a GPU where there is one. A GPU's memory is taken as it is needed, so
     that two processes can share it. tf32: let a GPU round the factors of float32 products to 10 bits, which is faster
-    and gives other text than a CPU. Raises ValueError for a GPU that is not there.
+    and gives other text than a CPU. repeatable: let a GPU give the same bits each time, as a CPU does anyway; this is
+    slower, and XLA tries out no kernels. Raises ValueError for a GPU that is not there.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
@@ -42,6 +43,8 @@ def use_device(device: str, tf32: bool = False) -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    if gpus and repeatable:
+        tf.config.experimental.enable_op_determinism()
 
 
 def platform() -> str:
@@ -58,7 +61,7 @@ def all_devices() -> list[str]:
 def make_strategy(name: str) -> tf.distribute.Strategy:
     """The strategy of a name in `settings.STRATEGIES`; to be made before any tensor is.
 
-    one: a single device. mirrored: the devices of `all_devices`.
+    one: a single device. mirrored: the devices of `all_devices`; several GPUs add up by NCCL.
     multiworker: the machines of the environment variable TF_CONFIG, with all their GPUs; every worker runs the same
     command with its own TF_CONFIG, and all see the same files.
     Raises ValueError for a TF_CONFIG that is not there or does not say who is who; ConnectionError where not all
@@ -67,7 +70,8 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "multiworker":
         return _joined(cluster.read_cluster())
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(all_devices())
+        reduction = tf.distribute.NcclAllReduce() if len(tf.config.list_logical_devices("GPU")) > 1 else None
+        return tf.distribute.MirroredStrategy(all_devices(), cross_device_ops=reduction)
     return tf.distribute.get_strategy()
 
 

@@ -11,6 +11,7 @@ features (n_embd), head_features (n_embd // n_head), layer, vocab.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from gpt2tf import encoder
 from gpt2tf.hparams import HParams
 from gpt2tf.train.dropout import Rates, dropout, keys_at
 from gpt2tf.train.fit import KerasModel
-from gpt2tf.train.recompute import recomputed
+from gpt2tf.train.recompute import recomputed, recomputed_by_rows
 
 NORM_EPSILON = 1e-5  # openai/gpt-2 src/model.py:28
 MASKED = 1e10  # openai/gpt-2 src/model.py:88; subtracted from the attention weights to be masked
@@ -42,7 +43,7 @@ def shape_list(x):
 def softmax(x):
     """Softmax over the last axis, in float32."""
     x = tf.cast(x, tf.float32)
-    ex = tf.exp(x - tf.reduce_max(x, axis=-1, keepdims=True))
+    ex = tf.exp(x - tf.stop_gradient(tf.reduce_max(x, axis=-1, keepdims=True)))  # which the result does not depend on
     return ex / tf.reduce_sum(ex, axis=-1, keepdims=True)
 
 
@@ -112,10 +113,10 @@ def attn_weights(w, mask):
     return softmax(mask_attn_weights(w, mask))
 
 
-def multihead_attn(q, k, v, rate: float = 0.0, dropout_keys=None):
+def multihead_attn(q, k, v, dropout_keys=None, rate: float = 0.0):
     """q: [batch, heads, dst, head_features], of the last positions; k, v: [batch, heads, src, head_features]
 
-    rate, dropout_keys: of the dropout of the weights. -> [batch, heads, dst, head_features], in the dtype of v.
+    dropout_keys, rate: of the dropout of the weights. -> [batch, heads, dst, head_features], in the dtype of v.
     """
     mask = attention_mask(shape_list(q)[-2], shape_list(k)[-2])  # [dst, src]
     scale = attn_scale(v.shape[-1])
@@ -166,6 +167,13 @@ def gather(w, ids):
         return tf.math.unsorted_segment_sum(dy, flat, w.shape[0]), None
 
     return tf.gather(w, ids), grad
+
+
+def head(h, wte):
+    """[batch, seq, features], [vocab, features] -> [batch, seq, vocab] float32; the head is tied to wte."""
+    batch, seq, features = shape_list(h)
+    flat = tf.matmul(tf.reshape(h, [-1, features]), tf.cast(wte, h.dtype), transpose_b=True)  # [batch * seq, vocab]
+    return tf.cast(tf.reshape(flat, [batch, seq, wte.shape[0]]), tf.float32)  # [batch, seq, vocab]
 
 
 def initial_value(path: str, shape: tuple[int, ...], seed: int | None = None):
@@ -249,7 +257,9 @@ class Attn(Scope):
             pk, pv = tf.unstack(past, axis=1)  # [batch, heads, src, head_features]
             k = tf.concat([pk, k], axis=-2)  # [batch, heads, src + seq, head_features]
             v = tf.concat([pv, v], axis=-2)  # [batch, heads, src + seq, head_features]
-        a = multihead_attn(q, k, v, self.rates.attn, keys_at(dropout_keys, 0))  # [batch, heads, seq, head_features]
+        attend = functools.partial(multihead_attn, rate=self.rates.attn)
+        size = self.n_head * (k.shape[-2] or 0) ** 2  # of the weights
+        a = recomputed_by_rows(attend, (q, k, v), keys_at(dropout_keys, 0), size)  # [batch, heads, seq, head_features]
         a = merge_heads(a)  # [batch, seq, features]
         a = self.c_proj(a)
         return dropout(a, self.rates.resid, keys_at(dropout_keys, 1)), present
@@ -300,11 +310,11 @@ class Block(Scope):
 class GPT2(KerasModel):
     """GPT-2 as a Keras model; `{v.path: v.shape for v in model.variables}` are the checkpoint's.
 
-    hparams: the sizes. initial_value(path, shape): what each variable starts from; the original's random start when it
-    is not given. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its
-    input for the gradients and compute the rest a second time, which saves memory (on a CPU a sixth at best). dtype: as
-    in any Keras model; "mixed_bfloat16" computes in bfloat16. vocabulary: the tokens that the ids stand for, None if it
-    is not known; rows of wte beyond them are never sampled, and `save_checkpoint` writes its files.
+    hparams: the sizes. initial_value(path, shape): what each variable starts from; by default the original's random
+    start. dropout: rates of training, one for all places or `Rates`. recompute: keep of each block only its input for
+    the gradients and compute the rest a second time. dtype: as in any Keras model; "mixed_bfloat16" computes in
+    bfloat16. vocabulary: the tokens that the ids stand for, None if not known; rows of wte beyond them are never
+    sampled, and `save_checkpoint` writes its files.
 
     To train it as any Keras model: `model.compile(optimizer, loss=gpt2tf.cross_entropy, jit_compile=True)` and
     `model.fit` on (tokens[:, :-1], tokens[:, 1:]); losses and metrics are given the logits. What `model.save` wrote is
@@ -351,7 +361,23 @@ class GPT2(KerasModel):
         float32. Raises ValueError for other shapes, for what is no id, and when past and tokens together are longer
         than n_ctx; in a graph these are assertions, in what XLA compiles logits of NaN without a gradient.
         """
-        self._check_shapes(tokens, past)
+        h, present, ok = self.hidden(tokens, past, training, dropout_keys)
+        logits = head(h[:, -1:] if last else h, tf.convert_to_tensor(self.wte))  # [batch, seq, vocab]
+        logits = logits if ok is True else tf.where(ok, logits, float("nan"))
+        return {"logits": logits} if training else {"logits": logits, "present": present}
+
+    def hidden(self, tokens, past=None, training=False, dropout_keys=None):
+        """What comes before the logits; arguments and errors as of `call`.
+
+        Returns (h, `present`, ok). h: [batch, seq, features] behind ln_f. present: None in training. ok: True, or in a
+        graph a scalar; where it is False, what is made of h has to become NaN.
+        """
+        if len(tokens.shape) != 2:
+            raise ValueError(f"tokens must be [batch, seq]; their shape is {tuple(tokens.shape)}")
+        if past is not None:
+            expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
+            if not past.shape.is_compatible_with(expected):
+                raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
         past_length = 0 if past is None else shape_list(past)[-2]
         tokens, ok = self.ids(tokens, past_length)  # [batch, seq]
         if not training:
@@ -367,34 +393,8 @@ class GPT2(KerasModel):
         for layer, (block, past) in enumerate(zip(self.blocks, pasts, strict=True)):
             block_keys = keys_at(dropout_keys, 1 + layer)
             if training and self.recompute:
-                h = recomputed(lambda h, block=block, keys=block_keys: block(h, dropout_keys=keys), h)
+                h = recomputed(lambda h, block=block, keys=block_keys: block(h, dropout_keys=keys)[0], h)
             else:
                 h, present = block(h, past=past, dropout_keys=block_keys)
                 presents.append(present)  # [batch, 2, heads, seq, head_features]
-        logits = self.logits(self.ln_f(h[:, -1:] if last else h))  # [batch, seq, vocab]
-        if ok is not True:
-            logits = tf.where(ok, logits, float("nan"))
-        return {"logits": logits} if training else {"logits": logits, "present": tf.stack(presents, axis=1)}
-
-    def logits(self, h):
-        """[batch, seq, features] -> [batch, seq, vocab] float32; the head is tied to wte."""
-        batch, seq, features = shape_list(h)
-        wte = tf.cast(self.wte, h.dtype)
-        flat = tf.matmul(tf.reshape(h, [-1, features]), wte, transpose_b=True)  # [batch * seq, vocab]
-        return tf.cast(tf.reshape(flat, [batch, seq, self.hparams.n_vocab]), tf.float32)  # [batch, seq, vocab]
-
-    def _check_shapes(self, tokens, past):
-        if len(tokens.shape) != 2:
-            raise ValueError(f"tokens must be [batch, seq]; their shape is {tuple(tokens.shape)}")
-        if past is None:
-            return self._check_window(tokens.shape[1], 0)
-        expected = past_shape(self.hparams, tokens.shape[0], past.shape[-2] if len(past.shape) == 6 else None)
-        if not past.shape.is_compatible_with(expected):
-            raise ValueError(f"past must be {expected}, as `present` is; its shape is {tuple(past.shape)}")
-        self._check_window(tokens.shape[1], past.shape[-2])
-
-    def _check_window(self, seq, past_length):
-        if None not in (seq, past_length) and past_length + seq > self.hparams.n_ctx:
-            raise ValueError(
-                f"{past_length} past and {seq} new tokens are {past_length + seq}; n_ctx is {self.hparams.n_ctx}"
-            )
+        return self.ln_f(h), None if training else tf.stack(presents, axis=1), ok

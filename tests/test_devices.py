@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 from recorded import GOLDEN
 
-from gpt2tf import cli, cluster
+from gpt2tf import cli, cluster, devices
 from gpt2tf.cli import train as cli_train
 
 ROOT = GOLDEN.parent.parent
@@ -302,3 +303,59 @@ def test_the_chief_is_the_first_worker_unless_there_is_one_by_name(monkeypatch):
     jobs = TWO | {"chief": ["c:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}}))
     assert cluster.read_cluster() == cluster.Cluster(("c:3", "a:1", "b:2"), 1)
+
+
+@pytest.fixture
+def settings_of_tensorflow(monkeypatch):
+    """Sets how many GPUs TensorFlow sees: the settings that are then made, in order."""
+    import tensorflow as tf
+
+    made, config = [], tf.config
+    strategy = lambda devices, cross_device_ops: made.append((devices, cross_device_ops))  # noqa: E731
+
+    def see(number):
+        gpus = [types.SimpleNamespace(name=f"GPU:{n}") for n in range(number)]
+        some = lambda kind: gpus if kind == "GPU" else [types.SimpleNamespace(name="CPU:0")]  # noqa: E731
+        monkeypatch.setattr(config, "list_physical_devices", some)
+        monkeypatch.setattr(config, "list_logical_devices", some)
+        monkeypatch.setattr(config, "set_visible_devices", lambda *which: made.append(("visible", *which)))
+        for name in ("set_memory_growth", "enable_tensor_float_32_execution", "enable_op_determinism"):
+            monkeypatch.setattr(
+                config.experimental,
+                name,
+                lambda *values, name=name: made.append((name, *(getattr(value, "name", value) for value in values))),
+            )
+        monkeypatch.setattr(tf.distribute, "MirroredStrategy", strategy)
+        monkeypatch.setattr(tf.distribute, "NcclAllReduce", lambda: "NCCL")
+        return made
+
+    return see
+
+
+def test_a_gpu_shares_its_memory_and_repeats_itself_where_training_asks_for_it(settings_of_tensorflow):
+    made = settings_of_tensorflow(1)
+    devices.use_device("auto")
+    assert made == [("set_memory_growth", "GPU:0", True), ("enable_tensor_float_32_execution", False)]
+    made.clear()
+    devices.use_device("gpu", tf32=True, repeatable=True)
+    assert made[1:] == [("enable_tensor_float_32_execution", True), ("enable_op_determinism",)]
+    made.clear()
+    devices.use_device("cpu", repeatable=True)
+    assert made == [("visible", [], "GPU")]
+
+
+def test_without_a_gpu_nothing_is_set_for_one(settings_of_tensorflow):
+    made = settings_of_tensorflow(0)
+    devices.use_device("auto", repeatable=True)
+    assert made == [("enable_tensor_float_32_execution", False)]
+    with pytest.raises(ValueError, match="TensorFlow sees no GPU"):
+        devices.use_device("gpu")
+
+
+@pytest.mark.parametrize("gpus, devices_and_reduction", [
+    (0, (["CPU:0"], None)), (1, (["GPU:0"], None)), (2, (["GPU:0", "GPU:1"], "NCCL")),
+])  # fmt: skip
+def test_several_gpus_add_up_by_nccl(settings_of_tensorflow, gpus, devices_and_reduction):
+    made = settings_of_tensorflow(gpus)
+    devices.make_strategy("mirrored")
+    assert made == [devices_and_reduction]

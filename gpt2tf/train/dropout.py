@@ -8,7 +8,6 @@ devices, or a second time for its gradients, and a run that is resumed goes on a
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import tensorflow as tf
 
@@ -45,11 +44,16 @@ def dropout(x, rate: float, keys):
     """x: [batch, ...]; keys: [batch] uint32, or None for no dropout -> the same shape, scaled to keep the mean."""
     if keys is None or rate == 0:
         return x
-    size = math.prod(x.shape[1:]) if None not in x.shape[1:] else tf.reduce_prod(tf.shape(x)[1:])
-    numbers = _hash(_hash(tf.range(size, dtype=tf.int32)) ^ keys[:, None])  # [batch, size]
-    keep = tf.reshape(numbers >= tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32), tf.shape(x))
+    # A place is row * columns + column. A zero made of a key is added before there are many places: of what depends on
+    # no argument TensorFlow makes constants when it compiles, all at once, and that took more memory than training.
+    shape = tf.shape(x)
+    rows, columns = tf.reduce_prod(shape[1:-1]), shape[-1]
+    row = tf.cast(tf.range(rows) * columns, tf.uint32) + tf.bitwise.bitwise_and(keys[0], tf.constant(0, tf.uint32))
+    places = row[:, None] + tf.cast(tf.range(columns), tf.uint32)  # [rows, columns]
+    numbers = _hash(_hash(places) ^ keys[:, None, None])  # [batch, rows, columns]
+    keep = tf.reshape(numbers >= tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32), shape)
     scaled = tf.cast(tf.cast(x, tf.float32) / (1 - rate), x.dtype)  # bfloat16 has no 0.9, and would shift the mean
-    return tf.where(keep, scaled, tf.zeros_like(x))
+    return tf.where(keep, scaled, tf.zeros([], x.dtype))
 
 
 def _hash(x):

