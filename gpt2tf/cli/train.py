@@ -174,7 +174,7 @@ def _source(args) -> HParams | ModelFiles | None:
 
 
 def _start(args, job, corpus):
-    from gpt2tf.devices import all_devices, use_device
+    from gpt2tf.devices import platform, use_device
 
     use_device(args.device, args.tf32, repeatable=True)
     training = start(job, corpus)
@@ -182,7 +182,7 @@ def _start(args, job, corpus):
     log.info(
         "%s parameters; training takes about %.1f GB of memory",
         f"{parameter_count(hparams):,}",
-        training_bytes(hparams, training.settings, gpu="GPU" in all_devices()[0]) / 1e9,
+        training_bytes(hparams, training.settings, gpu=platform() == "GPU") / 1e9,
     )
     return training
 
