@@ -103,8 +103,11 @@ def _data(path: str, raw: bytes, split: str, items: list, unit: str) -> Data:
     return Data(path, hashlib.sha256(raw).hexdigest(), split, items, unit)
 
 
-def _text(path: str, raw: bytes) -> str:
-    return read_text(io.BytesIO(raw), path)
+def _text(path: str, task: str, raw: bytes) -> str:
+    text = read_text(io.BytesIO(raw), path)
+    if not text.strip():  # but for a byte order mark, or packed
+        raise _wrong(path, task, "is empty")
+    return text
 
 
 def lines_of(text: str) -> list[str]:
@@ -136,10 +139,12 @@ def _with_capitals(lines: list[str], capitals: str = "[A-Z]") -> float:
 def _objects(path: str, task: str, text: str, fields: dict[str, type]) -> list[dict]:
     """The objects of JSON lines. fields: {name: its type} that each must have."""
     found = []
-    for number, line in enumerate(filter(str.strip, text.split("\n")), 1):
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _wrong(path, task, f"is cut or not JSON lines: line {number} is not a whole object") from None
         lacking = [
             name for name, kind in fields.items() if not isinstance(row, dict) or not isinstance(row.get(name), kind)
@@ -151,7 +156,7 @@ def _objects(path: str, task: str, text: str, fields: dict[str, type]) -> list[d
 
 
 def _lambada(path: str, raw: bytes) -> Data:
-    text = _text(path, raw)
+    text = _text(path, "lambada", raw)
     if text.lstrip().startswith("{"):
         texts = [row["text"] for row in _objects(path, "lambada", text, {"text": str})]
         kind = "lambada_test.jsonl of OpenAI, not preprocessed, as the paper's"
@@ -173,7 +178,7 @@ def _cbt(kind: str):
         if f"_{other}_" in os.path.basename(path):
             raise _wrong(path, task, f"is of cbt-{other.lower()}")
         questions = []
-        blocks = [block.split("\n") for block in re.split(r"\n\s*\n", _text(path, raw).strip())]
+        blocks = [block.split("\n") for block in re.split(r"\n\s*\n", _text(path, task, raw).strip())]
         for at, block in enumerate(blocks, 1):
             numbers, _, sentences = zip(*(line.partition(" ") for line in block), strict=True)
             query, *fields = re.split(r"\t+", sentences[-1].strip())
@@ -194,17 +199,22 @@ def _cbt(kind: str):
 
 def _hellaswag(path: str, raw: bytes) -> Data:
     questions = []
-    for row in _objects(path, "hellaswag", _text(path, raw), {"ctx": str, "endings": list}):
-        if row.get("label", "") == "":
+    text = _text(path, "hellaswag", raw)
+    for number, row in enumerate(_objects(path, "hellaswag", text, {"ctx": str, "endings": list}), 1):
+        context, endings, label = row["ctx"], row["endings"], str(row.get("label", ""))
+        if not label:
             raise _wrong(path, "hellaswag", "has no labels, as the test split")
-        questions.append(Question(row["ctx"], "", row["endings"], int(row["label"])))
+        fits = re.fullmatch("[0-9]{1,9}", label) and int(label) < len(endings)
+        if not (fits and context.strip() and all(isinstance(ending, str) for ending in endings)):
+            raise _wrong(path, "hellaswag", f"has no context, texts and number of one of them in question {number}")
+        questions.append(Question(context, "", endings, int(label)))
     split = _counted(path, "hellaswag", len(questions), "questions", {"validation split of HellaSwag": 10042})
     return _data(path, raw, split, questions, "questions")
 
 
 def _wikitext(task: str, edition: str):
     def read_articles(path: str, raw: bytes) -> Data:
-        text = _text(path, raw)
+        text = _text(path, task, raw)
         lines = lines_of(text)
         title = next(filter(str.strip, lines))
         if not re.match(r" = [^=].* = $", title.rstrip("\n")):
@@ -227,7 +237,7 @@ def _wikitext(task: str, edition: str):
 
 
 def _ptb(path: str, raw: bytes) -> Data:
-    lines = lines_of(_text(path, raw))
+    lines = lines_of(_text(path, "ptb", raw))
     if _with_capitals(lines, "[A-MO-Z]") > 0.1 or not any(" N " in line or "<unk>" in line for line in lines):
         raise _wrong(path, "ptb", "is not in small letters with <unk> and N, as Mikolov's edition is")
     published = {"test split of Penn Treebank, Mikolov's edition": 82_430}
@@ -236,7 +246,7 @@ def _ptb(path: str, raw: bytes) -> Data:
 
 
 def _one_billion(path: str, raw: bytes) -> Data:
-    lines = lines_of(_text(path, raw))
+    lines = lines_of(_text(path, "1bw", raw))
     if lines[0].startswith(("{", " ")) or re.match(r"1 .*", lines[0]) and "\t" in "".join(lines[:30]):
         raise _wrong(path, "1bw", "is not a sentence a line")
     published = {"news.en.heldout-00000-of-00050 of the One Billion Word Benchmark": 159_658}
@@ -251,9 +261,9 @@ def original_tokens(lines: list[str]) -> int:
 
 def _last_bytes(task: str, begins: re.Pattern, expected: str):
     def read_split(path: str, raw: bytes) -> Data:
-        if SPLIT < len(raw) != WHOLE:
-            why = f"has {len(raw):,} bytes: it is cut, or not unpacked"
-            raise _wrong(path, task, why)
+        if SPLIT < len(raw) != WHOLE or b"\0" in raw:
+            size = f"{len(raw):,} bytes" if SPLIT < len(raw) != WHOLE else "zero bytes"
+            raise _wrong(path, task, f"has {size}: it is cut, or not unpacked")
         if len(raw) == WHOLE and not begins.match(raw) or task == "text8" and re.search(rb"[^a-z \n]", raw):
             raise _wrong(path, task, f"is not {expected}")
         part = raw[-SPLIT:] if len(raw) == WHOLE else raw
@@ -268,8 +278,7 @@ def _last_bytes(task: str, begins: re.Pattern, expected: str):
 
 
 def _any_text(path: str, raw: bytes) -> Data:
-    text = _text(path, raw)
-    return _data(path, raw, "all of the file", lines_of(text), "lines")
+    return _data(path, raw, "all of the file", lines_of(_text(path, "text", raw)), "lines")
 
 
 R13 = "1-billion-word-language-modeling-benchmark-r13output/heldout-monolingual.tokenized.shuffled/"

@@ -1,5 +1,8 @@
 """The files of the sets: found by their published names, read, and told from what else a user may have."""
 
+import gzip
+import json
+
 import made_sets
 import pytest
 from made_sets import lines_of
@@ -124,6 +127,14 @@ WRONG = {
         b"<mediawiki " + bytes([65]) * 6_000_000,
         "6,000,011 bytes: it is cut, or not",
     ),
+    "a packed enwik8": (
+        "enwik8",
+        "enwik8.gz",
+        gzip.compress(made_sets.ENWIK8),
+        "zero bytes: it is cut, or not unpacked",
+    ),
+    "JSON without an end": ("hellaswag", "x.jsonl", b"[" * 100_000, "not JSON lines: line 1"),
+    "a cut line below blank ones": ("lambada", "x.jsonl", b'{"text": "a b"}\n\n\n{"te', "not JSON lines: line 4"),
     "capitals in text8": ("text8", "text8", b" Anarchism", "not letters from a to z"),
 }
 
@@ -137,6 +148,28 @@ def test_what_is_another_file_is_told_in_one_line_with_what_was_expected(tmp_pat
     text = str(raised.value)
     assert "\n" not in text and text.startswith(str(tmp_path / name))
     assert case == "a pointer" or text.endswith(f"{task} takes {SOURCES[task].about}")
+
+
+@pytest.mark.parametrize("task", sorted(SOURCES.keys() - {"enwik8", "text8"}))  # which are bytes
+@pytest.mark.parametrize("name, content", [("x", b"\xef\xbb\xbf\n"), ("x", b"\xff\xfe"), ("x.gz", gzip.compress(b" "))])
+def test_what_holds_no_text_is_empty(tmp_path, task, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is empty; {task} takes "):
+        read(task, str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"label": label} for label in ("x", 2, -1, None, [1], 0.7, True)]
+    + [{"ctx": " "}, {"endings": [], "label": 0}, {"endings": ["a", {"b": 1}]}],
+)
+def test_a_question_of_hellaswag_has_a_context_endings_and_the_number_of_one(tmp_path, changed):
+    row = {"ctx": "a b", "endings": ["c", "d"], "label": "1"}  # as in some editions
+    (tmp_path / "x.jsonl").write_text(lines_of([row, {**row, "label": 0}]))
+    assert [question.answer for question in read("hellaswag", str(tmp_path / "x.jsonl")).items] == [1, 0]
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | changed) + "\n")
+    with pytest.raises(ValueError, match="has no context, texts and number of one of them in question 2; hellaswag"):
+        read("hellaswag", str(tmp_path / "x.jsonl"))
 
 
 def test_the_plain_text_of_lambada_is_read_and_told(tmp_path):
