@@ -73,7 +73,8 @@ def accuracy(name: str, hits: Sequence[bool], rule: str, **options) -> Figure:
     n, share = len(hits), float(np.mean(hits))
     centre = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return Figure(name, 100 * share, (100 * (centre - half), 100 * (centre + half)), rule, **options)
+    low, high = max(0.0, centre - half), min(centre + half, 1.0)  # rounding may go beyond
+    return Figure(name, 100 * share, (100 * low, 100 * high), rule, **options)
 
 
 class Loss(NamedTuple):
@@ -84,8 +85,10 @@ class Loss(NamedTuple):
 
     @classmethod
     def of(cls, losses: Sequence[float], counts: Sequence[float]) -> Loss:
-        """Of items with so much loss and so many units each. One item has an interval of nan."""
+        """Of items with so much loss and so many units each. One item has an interval of nan, none have all of nan."""
         losses, counts = np.asarray(losses, np.float64), np.asarray(counts, np.float64)
+        if not len(losses):
+            return cls(math.nan, math.nan)
         mean, n = losses.sum() / counts.sum(), len(losses)
         if n < 2:
             return cls(float(mean), math.nan)
