@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import io
 import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from gpt2tf import checks
 from gpt2tf.cli import flags
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 FORMATS = ("text", "jsonl")
+SCORE = "score"  # the field of a line that gets the results
 SHOWN = 5  # alternatives on a page
 
 
@@ -42,7 +44,7 @@ def add_flags(parser) -> None:
     words = "text is one text a file, jsonl one object with a text, or one string, a line (by the name of FILE)"
     flag("--format", choices=FORMATS, help=words)
     flag("--text_column", type=flags.some, default="text", metavar="NAME", help="of .jsonl (%(default)s)")
-    flag("--output", type=flags.some, metavar="FILE", help="write the results to this file, once they are all there")
+    flag("--output", type=flags.some, metavar="FILE", help="write the results to this file, at the end or by Ctrl-C")
     flags.html(parser)
     flags.device(parser)
     parser.set_defaults(run=run, prog=parser.prog)
@@ -66,8 +68,10 @@ def run(args) -> None:
             raise UsageError(str(error)) from None
     if args.format is None:
         args.format = "jsonl" if args.file.lower().removesuffix(PACKED).endswith((".jsonl", ".ndjson")) else "text"
+    if args.format == "jsonl" and args.text_column == SCORE:
+        raise UsageError(f"the results take the place of a field {SCORE!r}; rename it, or the text would be lost")
     with contextlib.ExitStack() as stack:
-        stream = sys.stdin.buffer if args.file == "-" else stack.enter_context(open(args.file, "rb"))
+        stream = _stdin() if args.file == "-" else stack.enter_context(open(args.file, "rb"))
         name = "stdin" if args.file == "-" else args.file
         texts = _lines(stream, name, args.text_column) if args.format == "jsonl" else _whole(stream, name)
         out = stack.enter_context(opened(args.output, sys.stdout))
@@ -100,9 +104,15 @@ def page_of(title: str, texts, enc) -> str:
     return scored_texts(title, [Text(*text) for text in texts], enc)
 
 
+def _stdin() -> BinaryIO:
+    return sys.stdin.buffer if sys.stdin else io.BytesIO()  # of one that is closed
+
+
 def _whole(stream, name: str) -> Iterator[tuple[None, str]]:
     """The one text of a file. It is read at once, so that what is no text is refused before a model is loaded."""
     text = read_text(stream, name)
+    if not text:
+        raise ValueError(f"{name} is empty; there is no token to score")
     return iter([(None, text)])
 
 
@@ -159,14 +169,15 @@ def _report(item: Item, score: Score, enc) -> str:
 
     totals = Totals.of(item.tokens, score, enc)
     if item.record is not None:
+        perplexity = totals.perplexity("tokens")
         found = {
             "tokens": totals.tokens,
             "log_probability": totals.log_probability,
             "mean_log_probability": totals.mean,
-            "perplexity": totals.perplexity("tokens"),
+            "perplexity": None if perplexity == math.inf else perplexity,  # JSON has no infinity
             "bits_per_byte": totals.bits("bytes"),
         }
-        return json.dumps(item.record | {"score": found})
+        return json.dumps(item.record | {SCORE: found})
     if not totals.tokens:
         raise ValueError(f"the text has {len(item.tokens)} tokens, none to be scored; --start scores the first")
     lines = [

@@ -114,6 +114,18 @@ def test_each_line_of_json_comes_back_with_its_score(score, scorer, enc, tmp_pat
     assert found[2]["score"] == found[3]["score"] == nothing
 
 
+def test_a_perplexity_beyond_all_numbers_is_none_in_json(score, scorer, monkeypatch, tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps("ABC"))
+    whole = scorer.score
+
+    def unlikely(*args, **options):
+        return (score._replace(log_probabilities=score.log_probabilities * 1e4) for score in whole(*args, **options))
+
+    monkeypatch.setattr(scorer, "score", unlikely)
+    found = json.loads(score(tmp_path / "in.jsonl", *MODEL)[1], parse_constant=pytest.fail)["score"]
+    assert found["perplexity"] is None and found["mean_log_probability"] < -1e4
+
+
 def test_other_places_and_formats(score, stdin, tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT.encode("utf-16"))
     expected = score(tmp_path / "a.txt", *MODEL)[1]
@@ -181,6 +193,7 @@ def test_bad_usage(refused, tmp_path):
         ([text, "--stride", "256"], "stride is 256; it must be from 1 to 255"),
         ([text, "--dtype", "int8"], "invalid choice: 'int8'"),
         ([text, "--format", "csv"], "invalid choice: 'csv'"),
+        ([text, "--format", "jsonl", "--text_column", "score"], "the results take the place of a field 'score'"),
         ([text, "--html", text], "are the same file; name different ones"),
         ([text, "--output", tmp_path / "x", "--html", tmp_path / "x"], "are the same file"),
     ]:
@@ -189,7 +202,13 @@ def test_bad_usage(refused, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_what_cannot_be_read(refused, stdin, tmp_path):
+def test_what_cannot_be_read(refused, stdin, monkeypatch, tmp_path):
+    for empty in b"", b"\xff\xfe":
+        stdin(empty)
+        code, err = refused("-", *MODEL, "--start")
+        assert code == 1 and err.endswith("stdin is empty; there is no token to score\n")
+    monkeypatch.setattr("sys.stdin", None)
+    assert "stdin is empty" in refused("-", *MODEL)[1]
     code, err = refused(tmp_path / "none.txt", *MODEL)
     assert code == 1 and f"{tmp_path / 'none.txt'}: No such file" in err
     (tmp_path / "latin.txt").write_bytes("déjà vu, très français, où ça?".encode("latin-1") * 20)
