@@ -11,7 +11,7 @@ import sys
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.files import locked, replacing
+from gpt2tf.files import locked, naming, replacing
 from gpt2tf.locate import ModelFiles
 from gpt2tf.paper import data as published
 from gpt2tf.paper import report
@@ -70,12 +70,17 @@ def run(args) -> None:
         for task, data in sets.items():
             results.append(evaluation.result(task, data))
             if not args.json:
-                sys.stdout.write(report.as_text(results[-1]) + "\n")
-                sys.stdout.flush()
+                _print(report.as_text(results[-1]) + "\n")
         if args.task == ALL:
             evaluation.write_row(results, missing)
         elif args.json:
-            sys.stdout.write(json.dumps(results[0].as_json(), indent=1) + "\n")
+            _print(json.dumps(results[0].as_json(), indent=1) + "\n")
+
+
+def _print(text: str) -> None:
+    with naming("stdout"):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _files(args) -> tuple[dict[str, str], list[str]]:
@@ -109,11 +114,12 @@ def _files(args) -> tuple[dict[str, str], list[str]]:
 
 def _journals(args, sets: dict[str, published.Data], files: ModelFiles) -> dict[str, Journal]:
     """The journal of each task in --output. Raises ValueError where there is one of something else."""
-    model, settings = files.fingerprint(), Settings(args.dtype, args.stride, args.limit)
+    depends = {"model": files.fingerprint(), "tf32": args.tf32}
+    depends |= Settings(args.dtype, args.stride, args.limit)._asdict()
     return {
         task: Journal(
             os.path.join(args.output, f"{task}.journal"),
-            {"task": task, "data": data.sha256, "model": model, **settings._asdict()},
+            {"task": task, "data": data.sha256, **depends},
         )
         for task, data in sets.items()
     }
@@ -162,7 +168,7 @@ class Evaluation:
 
         row = report.row_as_text(results, missing)
         whole = json.dumps({"missing": missing, "results": [result.as_json() for result in results]}, indent=1)
-        sys.stdout.write(whole + "\n" if self.args.json else row)
+        _print(whole + "\n" if self.args.json else row)
         self._write("row.txt", row + "\n" + "\n".join(map(report.as_text, results)))
         self._write("row.json", whole)
         title = f"Table 3 by {self.args.model_name}"
@@ -171,4 +177,4 @@ class Evaluation:
     def _write(self, name: str, text: str) -> None:
         if self.args.output:
             with replacing(os.path.join(self.args.output, name)) as file:
-                file.write(text.encode())
+                file.write(text.encode(errors="replace"))  # names of files may hold what is not UTF-8

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpt2tf.files import naming
 from gpt2tf.hparams import HParams, size_name
 from gpt2tf.paper.data import Data
 from gpt2tf.paper.tables import MEASURED, SAID, TABLE_3
@@ -155,20 +156,24 @@ class Journal:
 
     def __init__(self, path: str, depends: dict):
         self.path, self.records = path, []
-        depends = json.loads(json.dumps({"format": FORMAT, **depends}))
-        if os.path.exists(path):
-            self._read(depends)
-        else:
-            with open(path, "x", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(depends) + "\n")
+        head = json.dumps({"format": FORMAT, **depends}) + "\n"
+        with naming(path), open(path, "ab+") as file:
+            file.seek(0)
+            raw = file.read()
+            if len(raw) < len(head) and head.encode().startswith(raw):  # new, or the process was killed as it began
+                file.truncate(0)
+                file.write(head.encode())
+                return
+        self._read(raw, json.loads(head))
 
-    def _read(self, depends: dict) -> None:
-        with open(self.path, "rb") as file:
-            lines = file.read().split(b"\n")
+    def _read(self, raw: bytes, depends: dict) -> None:
+        lines = raw.split(b"\n")
         try:
             found = json.loads(lines[0])
             self.records = [json.loads(line) for line in lines[1:-1]]
             differing = [name for name in depends.keys() | found.keys() if depends.get(name) != found.get(name)]
+            if not all(isinstance(record, list) for record in self.records):
+                raise ValueError
         except (ValueError, AttributeError):
             raise ValueError(f"{self.path} is no journal of an evaluation; name another folder with --output") from None
         if differing:
@@ -183,6 +188,6 @@ class Journal:
 
     def add(self, record: list) -> None:
         """Append a record; it is in the file when this returns."""
-        with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+        with naming(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(record) + "\n")
         self.records.append(record)

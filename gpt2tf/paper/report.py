@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpt2tf.paper.evaluate import Result
 from gpt2tf.paper.tables import SAID, TABLE_3
+from gpt2tf.paper.visible import escape
 
 if TYPE_CHECKING:
     from gpt2tf.paper.task import Figure
@@ -53,7 +53,7 @@ def row_as_text(results: list[Result], missing: Iterable[str]) -> str:
 def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
     """HTML: the row beside the paper's, and each result with its conventions."""
     size = next((result.size for result in results), None)
-    parts = [f"<h1>Table 3 of the paper, by {html.escape(results[0].model.name)}</h1>", "<table><thead>"]
+    parts = [f"<h1>Table 3 of the paper, by {escape(results[0].model.name)}</h1>", "<table><thead>"]
     parts += [_cells("th", "column", "ours", f"paper, {size}" if size else "paper", "figure"), "</thead><tbody>"]
     parts += (_cells("td", *cells) for cells in _row(results))
     parts.append("</tbody></table>")
@@ -62,9 +62,9 @@ def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
     if any(map(_in_part, results)):
         parts.append(f"<p>{STARRED}.</p>")
     if missing := list(missing):
-        parts.append(f"<p>No file was found for {html.escape(', '.join(missing))}.</p>")
+        parts.append(f"<p>No file was found for {escape(', '.join(missing))}.</p>")
     for result in results:
-        parts += [f"<h2>{html.escape(_title(result))}</h2>", "<table><thead>"]
+        parts += [f"<h2>{escape(_title(result))}</h2>", "<table><thead>"]
         parts.append(_cells("th", "figure", "value", "95 % interval", "paper", "rule", "measured by others"))
         parts.append("</thead><tbody>")
         for figure in result.figures:
@@ -74,7 +74,7 @@ def as_page_body(results: list[Result], missing: Iterable[str]) -> str:
             interval = f"{low} to {high}" if low else ""
             parts.append(_cells("td", figure.name, _number(figure, figure.value), interval, paper, figure.rule, others))
         parts.append("</tbody></table><dl>")
-        parts += (f"<dt>{html.escape(n)}</dt><dd>{html.escape(text)}</dd>" for n, text in _conventions(result))
+        parts += (f"<dt>{escape(n)}</dt><dd>{escape(text)}</dd>" for n, text in _conventions(result))
         parts.append("</dl>")
     return "\n".join(parts)
 
@@ -119,4 +119,4 @@ def _measured(other) -> str:
 
 
 def _cells(kind: str, *texts: str) -> str:
-    return "<tr>" + "".join(f"<{kind}>{html.escape(text)}</{kind}>" for text in texts) + "</tr>"
+    return "<tr>" + "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts) + "</tr>"

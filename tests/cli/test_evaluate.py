@@ -126,6 +126,28 @@ def test_a_journal_of_another_model_or_other_data_is_refused(evaluate, sets, tmp
     assert (code, out) == (1, "") and "is of another evaluation" in err and err.count("\n") == 1
 
 
+def test_a_journal_of_other_flags_is_refused(evaluate, sets, tmp_path):
+    command = ["ptb", "--data", sets["ptb"], "--output", tmp_path / "out", "--limit", 1]
+    assert evaluate(*command)[0] == 0
+    for words, name in (["--limit", 2], "limit"), (["--dtype", "bfloat16"], "dtype"), (["--tf32"], "tf32"):
+        code, out, err = evaluate(*command, *words)
+        assert (code, out, err.count("\n")) == (1, "", 1) and f"is of another evaluation ({name}: " in err
+
+
+def test_a_folder_whose_name_is_not_utf8(evaluate, sets, tmp_path):
+    folder = tmp_path / "d\udce9"
+    folder.mkdir()
+    sets["ptb"].rename(folder / "ptb.test.txt")
+    assert evaluate("all", "--data", folder, "--output", tmp_path / "out")[0] == 0
+    assert "d?/ptb.test.txt" in (tmp_path / "out" / "row.txt").read_text(encoding="utf-8")
+
+
+def test_one_token_of_raw_text_has_no_figure_and_no_warning(evaluate, tmp_path):
+    (tmp_path / "wiki.test.tokens").write_text(" \n = The <unk> = \n")
+    code, out, err = evaluate("wikitext2", "--data", tmp_path / "wiki.test.tokens", "--limit", 1, "--json")
+    assert code == 0 and json.loads(out)["figures"][-1]["value"] is None and err.count("\n") == 1
+
+
 def test_two_processes_do_not_write_to_one_folder(evaluate, sets, tmp_path, too_early):
     from gpt2tf.files import locked
 

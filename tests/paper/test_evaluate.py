@@ -90,7 +90,7 @@ def test_a_journal_of_something_else_is_refused_with_what_differs(tmp_path):
     assert (tmp_path / "ptb.journal").read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]\n", b"notes of mine\n", b"\xff\n"])
+@pytest.mark.parametrize("content", [b"[1, 2]\n", b"notes of mine", b"\xff\n", b'{"format": 1, "task": "ptb"}\nnull\n'])
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path, content):
     (tmp_path / "a.journal").write_bytes(content)
     with pytest.raises(ValueError, match="is no journal of an evaluation"):
@@ -108,6 +108,17 @@ def test_a_line_that_a_kill_cut_is_made_again(tmp_path):
     assert again.records == [[1, 2.5]] and path.read_bytes() == whole
     again.add([3, 4])
     assert Journal(str(path), {"task": "ptb"}).records == [[1, 2.5], [3, 4]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 28])
+def test_a_journal_that_a_kill_or_a_full_disk_cut_at_its_beginning_is_begun_again(tmp_path, size):
+    path = tmp_path / "a.journal"
+    Journal(str(path), {"task": "ptb"})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    assert size < len(whole) == 29
+    Journal(str(path), {"task": "ptb"}).add([1])
+    assert path.read_bytes() == whole + b"[1]\n" and Journal(str(path), {"task": "ptb"}).records == [[1]]
 
 
 def test_the_fingerprint_of_a_model_changes_with_all_that_numbers_depend_on(folder):
@@ -139,6 +150,8 @@ def test_wilsons_interval():
     assert accuracy("a", [True, False] * 10, "").interval == pytest.approx((29.93, 70.07), abs=0.005)
     assert accuracy("a", [False] * 20, "").interval == pytest.approx((0, 16.11), abs=0.005)
     assert accuracy("a", [True] * 3, "").value == 100
+    for n in range(1, 200):  # rounding leaves no -0.00
+        assert accuracy("a", [False] * n, "").interval[0] >= 0 and accuracy("a", [True] * n, "").interval[1] <= 100
 
 
 def test_the_delta_method_agrees_with_a_bootstrap():
@@ -151,6 +164,7 @@ def test_the_delta_method_agrees_with_a_bootstrap():
     assert math.log(low) == pytest.approx(np.quantile(means, 0.025), rel=0.02)
     assert math.log(high) == pytest.approx(np.quantile(means, 0.975), rel=0.02)
     assert math.isnan(Loss.of([1.0], [2]).bits("a", "").interval[0])
+    assert math.isnan(Loss.of([], []).perplexity("a", "").value)
 
 
 # Tables and reports
@@ -208,6 +222,13 @@ def test_the_row_and_its_page(sets):
     )
     body = report.as_page_body([result(sets)], ["ptb"])
     assert "<td>29.41</td>" in body and "another &lt;rule&gt;" in body and "a &amp; b" in body and "nan" not in body
+
+
+def test_a_name_that_is_not_utf8_is_shown_as_bytes(sets):
+    found = result(sets)
+    found = found._replace(model=found.model._replace(name="m\udce9<"), data=found.data._replace(path="d\udce9<"))
+    body = report.as_page_body([found], []).encode().decode()
+    assert r"by m\xe9&lt;" in body and r"d\xe9&lt; (sha256" in body
 
 
 def test_json_has_everything_and_is_json(sets):
