@@ -6,6 +6,7 @@ import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for each other where others run
 
 import pytest
 from command import leaving
