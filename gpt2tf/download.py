@@ -89,6 +89,7 @@ class _Job:
     folder: str
     base_url: str
     progress: bool
+    remedy: str = TRY_AGAIN
     session: requests.Session = dataclasses.field(default_factory=requests.Session)
     retry: _Retry = dataclasses.field(
         default_factory=lambda: _Retry(RETRIES, status_forcelist=PASSING, raise_on_status=False)
@@ -136,7 +137,8 @@ def download_model(
 
 def download_lambada(folder: str | os.PathLike, base_url: str = BASE_URL.removesuffix("/models")) -> str:
     """Make `folder/lambada_test.jsonl` OpenAI's file, as `download_model` does a model's; return that path."""
-    _complete(_Job("data", os.fspath(folder), base_url, progress=True), ((LAMBADA,),))
+    remedy = f"try again, or put {LAMBADA} into {os.fspath(folder)} yourself"
+    _complete(_Job("data", os.fspath(folder), base_url, progress=True, remedy=remedy), ((LAMBADA,),))
     return os.path.join(folder, LAMBADA)
 
 
@@ -184,7 +186,7 @@ def _obtain(job: _Job, group: tuple[str, ...]) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(job.part(damaged))
             if last:
-                raise DownloadError(f"{job.url(name)}: {error}; {TRY_AGAIN}") from error
+                raise DownloadError(f"{job.url(name)}: {error}; {job.remedy}") from error
             log.warning("%s: %s; downloading it once more", job.url(name), error)
     for name in reversed(group):  # the data first, so that an index never lies without it
         with open(job.part(name), "rb+") as file:
@@ -241,10 +243,10 @@ def _fetch(job: _Job, name: str) -> None:
                 retry = retry.increment("GET", url, error=broken)
                 retry.sleep()
     except MaxRetryError as error:
-        raise DownloadError(f"{url}: {_explain(error.reason)}; {TRY_AGAIN}") from error
+        raise DownloadError(f"{url}: {_explain(error.reason)}; {job.remedy}") from error
     except requests.RequestException as error:
         refused = error.response is not None and error.response.status_code < 500
-        remedy = "check the address that --base_url names" if refused else TRY_AGAIN
+        remedy = "check the address that --base_url names" if refused and job.remedy == TRY_AGAIN else job.remedy
         raise DownloadError(f"{url}: {_explain(error)}; {remedy}") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

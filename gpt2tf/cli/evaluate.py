@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -38,9 +39,9 @@ def add_flags(parser) -> None:
     flag("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the matrices (%(default)s)")
     flags.device(parser)
     words = "tokens from one window to the next; the fewer, the slower and the more context (half of the window)"
-    flag("--stride", type=flags.number(int, lambda n: checks.at_least(1)("stride", n)), help=words)
+    flag("--stride", type=flags.number(int, functools.partial(checks.at_least(1), "stride")), metavar="N", help=words)
     words = "take only the first N items: passages, questions, lines, thousands of bytes; the output says so"
-    flag("--limit", type=flags.number(int, lambda n: checks.at_least(1)("limit", n)), metavar="N", help=words)
+    flag("--limit", type=flags.number(int, functools.partial(checks.at_least(1), "limit")), metavar="N", help=words)
     words = "folder for results and for what is done so far: the same command goes on after Ctrl-C"
     flag("--output", type=flags.some, metavar="DIR", help=words)
     flag("--json", action="store_true", help="print JSON")

@@ -258,12 +258,16 @@ def test_a_file_that_is_there_is_never_replaced(evaluate, server, lambada, tmp_p
     assert own.read_bytes() == before and not server.asked
 
 
-@pytest.mark.parametrize("answer", [web_page, file_server.with_content(lambda content: content[:-9] + b"damaged!\n")])
+@pytest.mark.parametrize(
+    "answer",
+    [web_page, file_server.with_content(lambda content: content[:-9] + b"damaged!\n"), file_server.status(404)],
+)
 def test_what_is_not_the_published_file_is_not_kept(evaluate, server, lambada, tmp_path, too_early, answer):
     server.script[download.LAMBADA] = forever(answer)
     code, out, err = evaluate("lambada", "--data", tmp_path / "data", "--download")
     assert (code, out) == (1, "") and server.base.removesuffix("/models") in err
     assert not (tmp_path / "data" / download.LAMBADA).exists()
+    assert "--base_url" not in err  # which the command does not have
 
 
 def test_the_facts_of_openais_lambada():
