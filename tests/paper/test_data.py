@@ -135,6 +135,7 @@ WRONG = {
     ),
     "JSON without an end": ("hellaswag", "x.jsonl", b"[" * 100_000, "not JSON lines: line 1"),
     "a cut line below blank ones": ("lambada", "x.jsonl", b'{"text": "a b"}\n\n\n{"te', "not JSON lines: line 4"),
+    "half of a character": ("lambada", "x.jsonl", b'{"text": "a \\ud83d b"}\n', "line 1 is not a whole object"),
     "capitals in text8": ("text8", "text8", b" Anarchism", "not letters from a to z"),
 }
 
