@@ -183,9 +183,14 @@ def _report(item: Item, score: Score, enc) -> str:
     lines = [
         ("tokens scored", f"{totals.tokens:,}"),
         ("mean log-probability", f"{totals.mean:.4f}"),
-        ("perplexity per token", f"{totals.perplexity('tokens'):,.2f}"),
-        ("perplexity per word", f"{totals.perplexity('words') or math.nan:,.2f}"),
-        ("perplexity per byte", f"{totals.perplexity('bytes') or math.nan:.4f}"),
-        ("bits per byte", f"{totals.bits('bytes') or math.nan:.4f}"),
+        ("perplexity per token", _shown(totals.perplexity("tokens"), 2)),
+        ("perplexity per word", _shown(totals.perplexity("words"), 2)),
+        ("perplexity per byte", _shown(totals.perplexity("bytes"), 4)),
+        ("bits per byte", _shown(totals.bits("bytes"), 4)),
     ]
     return "\n".join(f"{name:<22}{value}" for name, value in lines)
+
+
+def _shown(number: float | None, digits: int) -> str:
+    number = math.nan if number is None else number
+    return f"{number:.3g}" if number >= 1e12 else f"{number:,.{digits}f}"

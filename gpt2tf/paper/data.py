@@ -144,7 +144,7 @@ def _objects(path: str, task: str, text: str, fields: dict[str, type]) -> list[d
             continue
         try:
             row = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()  # raises for "\\ud83d", half of a character
+            json.dumps(row, ensure_ascii=False).encode()  # raises for "\ud83d", half of a character
         except (ValueError, RecursionError):
             raise _wrong(path, task, f"is cut or not JSON lines: line {number} is not a whole object") from None
         lacking = [

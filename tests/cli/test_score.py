@@ -242,6 +242,14 @@ def test_a_text_without_a_token_to_score(score, tmp_path):
     assert code == 0 and out.startswith("tokens scored         1\n")
 
 
+def test_numbers_that_are_large_or_of_nothing(score, stdin):
+    stdin("\u1780\u1781\u1782".encode())  # of a script that is not in the plays
+    out = score("-", *MODEL)[1]
+    assert re.search(r"^perplexity per word   \d\.\d\de\+\d+$", out, re.MULTILINE)
+    stdin(b" \n \n")
+    assert "perplexity per word   nan\n" in score("-", *MODEL)[1]
+
+
 def test_a_page_of_samples_without_end_is_refused(sample, tmp_path):
     code, out, err = sample("--nsamples", 0, "--html", tmp_path / "x.html")
     assert (code, out) == (2, "") and "--html waits for the last sample" in err
