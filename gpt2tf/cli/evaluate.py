@@ -12,6 +12,7 @@ import sys
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
+from gpt2tf.cli.score import DTYPES
 from gpt2tf.files import locked, naming, replacing
 from gpt2tf.locate import ModelFiles
 from gpt2tf.paper import data as published
@@ -36,7 +37,7 @@ def add_flags(parser) -> None:
     words = "a folder in models_dir, or the path of any model (%(default)s)"
     flag("--model_name", type=flags.some, default="124M", help=words)
     flags.models_dir(parser)
-    flag("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the matrices (%(default)s)")
+    flag("--dtype", choices=DTYPES, default="float32", help="of the matrices (%(default)s)")
     flags.device(parser)
     words = "tokens from one window to the next; the fewer, the slower and the more context (half of the window)"
     flag("--stride", type=flags.number(int, functools.partial(checks.at_least(1), "stride")), metavar="N", help=words)
