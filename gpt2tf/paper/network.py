@@ -110,7 +110,7 @@ class Network:
 
 
 def _attend(q, k, v):
-    """As `model.multihead_attn` of all positions, slab by slab, and in TensorFlow's own operations: softmax is one, and a
+    """As `model.multihead_attn` of all positions, slab by slab, by TensorFlow's own operations: softmax is one, and a
     product, its scale and its mask are.
     """
     scale, seq, slabs = tf.cast(model.attn_scale(q.shape[-1]), q.dtype), q.shape[2], []
