@@ -136,7 +136,7 @@ class Generator:
         if length:
             noise, state = self._begin(prompts, last, np.zeros([length, batch_size]))
             self._fill(prompts, state, n_layer=0)
-            self._decode(*self._loop_arguments(state, prompts.lengths, (0, 0), noise, (NO_STOP, Options.of())))
+            self._steps(state, prompts.lengths, (0, 0), noise, (NO_STOP, Options.of()))
 
     def lower(self, batch_size: int, n_prompt: int, length: int) -> dict[str, str]:
         """The programs of such a call as HLO, XLA's text, as XLA is given them. Nothing is compiled or run.
@@ -145,7 +145,7 @@ class Generator:
         """
         prompts, last = self._padded([[0] * n_prompt] * batch_size, length)
         noise, state = self._begin(prompts, last, np.zeros([length, batch_size]))
-        loop = self._loop_arguments(state, prompts.lengths, (0, length), noise, (NO_STOP, Options.of()))
+        loop = self._as_tensors(state, prompts.lengths, (0, length), noise, (NO_STOP, Options.of()))
         prefill = tf.constant(prompts.tokens), tf.constant(self.hparams.n_layer), state.cache
         programs = {"prefill": (self._prefill, prefill)} if prompts.tokens.size else {}
         programs["decode"] = self._decode, loop
@@ -237,7 +237,7 @@ class Generator:
         done, step = np.zeros([len(last)], bool), 0
         while step < length and not done.all():
             bounds = step, min(length, step + chunk)
-            made, end, finite, token = self._decode(*self._loop_arguments(state, prompts.lengths, bounds, noise, ends))
+            made, end, finite, token = self._steps(state, prompts.lengths, bounds, noise, ends)
             if not finite:
                 raise FloatingPointError("the model's logits are not finite; its weights are damaged or diverged")
             made = made.numpy()[step : int(end)]  # [steps, batch]
@@ -265,12 +265,15 @@ class Generator:
             with tf.device(self._device):
                 self._prefill(tf.constant(prompts.tokens), tf.constant(n_layer), state.cache)
 
-    def _loop_arguments(self, state: State, lengths, bounds, noise, ends):
-        """Those of `_token_loop`, with arrays and numbers as tensors, which are no part of what is compiled."""
+    def _steps(self, *arguments):
+        """Run `_token_loop`."""
         with tf.device(self._device):
-            token, done, lengths, noise = map(tf.convert_to_tensor, (state.token, state.done, lengths, noise))
-            bounds, ends = tf.nest.map_structure(tf.convert_to_tensor, (bounds, ends))
-            return State(token, done, state.cache), lengths, bounds, noise, ends
+            return self._decode(*self._as_tensors(*arguments))
+
+    def _as_tensors(self, state: State, *arguments):
+        """The arguments of `_token_loop`, with arrays and numbers as tensors, which are no part of what is compiled."""
+        token, done, arguments = tf.nest.map_structure(tf.convert_to_tensor, (state.token, state.done, arguments))
+        return State(token, done, state.cache), *arguments
 
     def _fill_cache(self, tokens, n_layer, cache):
         """tokens: [batch, seq], into the first positions of the cache"""

@@ -1,8 +1,9 @@
-"""The choice of a token, compiled: what `gpt2tf.sample` does, without sorting.
+"""The choice of a token, compiled: what `gpt2tf.sample` does.
 
 Mirrors openai/gpt-2 src/sample.py:6-40 and the pick of `sample.pick_token`, with which it agrees on every token.
-Difference: the k-th largest logit and the cut of top-p are found by bisection on the 32 bits of the floats, since XLA
-on a CPU takes 7 to 12 ms to sort a vocabulary and the search takes 0.4 ms.
+Difference: on a CPU the k-th largest logit and the cut of top-p are found by bisection on the 32 bits of the floats,
+since XLA takes 7 to 12 ms to sort a vocabulary there and the search takes 0.4 ms. On a GPU, where the host would wait
+for each halving, one sort gives both.
 
 Logits come in as [batch, vocab], the vocabulary padded to a whole number of blocks.
 """
@@ -72,27 +73,31 @@ def choose_token(ops: Ops, logits, u, n_vocab: int, options: Options):
     x = tf.where(tf.range(padded) < n_vocab, logits / tf.where(greedy, 1.0, temperature), -float("inf"))
     x = ops.barrier(tf.reshape(x, [-1, padded // BLOCK, BLOCK]))  # [batch, block, lane]
     finite = ops.total(tf.cast(tf.math.is_finite(x), tf.float32)) == n_vocab  # [batch]
-    largest = tf.reduce_max(x, axis=[1, 2])  # [batch]
+    largest = tf.reduce_max(x, axis=[1, 2])[:, None, None]
     if ops.on_gpu:
-        kept = x >= _cut(ops, x, k, p)[:, None, None]
+        cut, order = _cut(ops, x, k, p), tf.identity
     else:
         key = ops.barrier(float_key(x))  # [batch, block, lane]
-        cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest))
-        kept = key >= _top_p_cut(ops, x, key, cut, p)[:, None, None]
-    return _pick(ops, x, kept, largest, u), finite
+        cut = _top_k_cut(ops, key, k, n_vocab, float_key(largest[:, 0, 0]))
+        cut, order = _top_p_cut(ops, x, key, cut, p), float_key
+
+    def share(x):
+        return tf.where(order(x) >= cut[:, None, None], tf.exp(tf.cast(x - largest, tf.float64)), 0)
+
+    return _inverse_cdf(ops, x, share, u), finite
 
 
 def _cut(ops, x, k, p):
     """The least logit that top-k and then top-p keep, [batch], by sorting them. x: [batch, block, lane]"""
-    blocks, lanes = x.shape[1:]
-    x = -ops.sort(tf.reshape(-x, [-1, blocks * lanes]))  # [batch, rank], the largest first
-    x = tf.where(x >= tf.gather(x, [k - 1], axis=1), x, -float("inf"))  # what ties with the k-th stays
-    e = tf.reshape(tf.exp(x - x[:, :1]), [-1, blocks, lanes])  # [batch, block, lane]
-    ends = tf.cumsum(tf.reduce_sum(e, axis=-1), axis=-1)  # [batch, block]
-    cdf = (ends - tf.reduce_sum(e, axis=-1))[..., None] + tf.cumsum(e, axis=-1)  # [batch, block, lane]
-    fits = tf.cast(cdf <= p * ends[:, -1:, None], tf.int32)
-    n = tf.where(p < 1, tf.reduce_sum(fits, axis=[1, 2]), k)  # [batch]
-    return tf.gather(x, tf.maximum(n - 1, 0), batch_dims=1)  # [batch]
+    ascending = ops.sort(tf.reshape(-x, [-1, x.shape[1] * x.shape[2]]))  # [batch, rank] of -x
+    kth = tf.gather(ascending, [k - 1], axis=1)[..., None]  # what ties with it stays
+
+    def share(x):
+        return tf.where(x <= kth, tf.exp(ascending[:, :1, None] - x), 0.0)
+
+    n = _inverse_cdf(ops, tf.reshape(ascending, tf.shape(x)), share, p)  # [batch], the first that does not fit
+    rank = tf.where(p < 1, tf.maximum(n - 1, 0), k - 1)
+    return -tf.gather(ascending, rank, batch_dims=1)  # [batch]
 
 
 def _top_k_cut(ops, key, k, n_vocab, largest):
@@ -127,16 +132,16 @@ def _top_p_cut(ops, x, key, cut, p):
     return tf.where(part_fits, tf.maximum(float_key(below), cut), least)
 
 
-def _pick(ops, x, kept, largest, u):
-    """The inverse of the cumulative distribution in float64, by blocks: first the block, then the lane in it."""
-    wide = tf.exp(tf.cast(x - largest[:, None, None], tf.float64))
-    e = ops.barrier(tf.where(kept, wide, 0))  # [batch, block, lane]
-    sums = tf.reduce_sum(e, axis=-1)  # [batch, block]
+def _inverse_cdf(ops, x, share, u):
+    """Where the running sum of the shares first exceeds the part u of the whole, [batch]: first in which block, then in
+    which lane of it. x: [batch, block, lane]; share: a function from them to their shares, in the dtype of u.
+    """
+    sums = tf.reduce_sum(ops.barrier(share(x)), axis=-1)  # [batch, block]
     ends = tf.cumsum(sums, axis=-1)  # [batch, block]
     want = u * ends[:, -1]  # [batch]
     block = _first_above(ends, want, sums)  # [batch]
     start = tf.gather(ends - sums, block, batch_dims=1)  # [batch]
-    lanes = tf.gather(e, block, batch_dims=1)  # [batch, lane]
+    lanes = share(tf.gather(x, block[:, None], batch_dims=1))[:, 0]  # [batch, lane]
     lane = _first_above(start[:, None] + tf.cumsum(lanes, axis=-1), want, lanes)  # [batch]
     return block * BLOCK + lane
 

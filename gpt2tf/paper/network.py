@@ -110,11 +110,14 @@ class Network:
 
 
 def _attend(q, k, v):
-    """As `model.multihead_attn` of all positions, slab by slab, with TensorFlow's softmax, which is one operation."""
-    q, seq, slabs = q * tf.cast(model.attn_scale(q.shape[-1]), q.dtype), q.shape[2], []
+    """As `model.multihead_attn` of all positions, slab by slab, by TensorFlow's own operations: softmax is one, and a
+    product, its scale and its mask are.
+    """
+    scale, seq, slabs = tf.cast(model.attn_scale(q.shape[-1]), q.dtype), q.shape[2], []
     for begin in range(0, seq, ATTENDING):
         end = min(begin + ATTENDING, seq)
-        w = tf.cast(tf.matmul(q[:, :, begin:end], k[:, :, :end], transpose_b=True), tf.float32)
-        w += model.MASKED * (model.attention_mask(end - begin, end) - 1)  # [batch, heads, dst, src]
-        slabs.append(tf.matmul(tf.cast(tf.nn.softmax(w), v.dtype), v[:, :, :end]))
+        masked = tf.cast(model.MASKED * (model.attention_mask(end - begin, end) - 1), q.dtype)  # [dst, src]
+        w = tf.matmul(q[:, :, begin:end], k[:, :, :end], transpose_b=True) * scale + masked[None, None]
+        w = tf.nn.softmax(tf.cast(w, tf.float32))  # [batch, heads, dst, src]
+        slabs.append(tf.matmul(tf.cast(w, v.dtype), v[:, :, :end]))
     return tf.concat(slabs, axis=2)  # [batch, heads, seq, head_features]
