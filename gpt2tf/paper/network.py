@@ -113,11 +113,15 @@ def _attend(q, k, v):
     """As `model.multihead_attn` of all positions, slab by slab, by TensorFlow's own operations: softmax is one, and a
     product, its scale and its mask are.
     """
-    scale, seq, slabs = tf.cast(model.attn_scale(q.shape[-1]), q.dtype), q.shape[2], []
+    _, heads, seq, head_features = q.shape
+    # All are heads of one row: where the mask broadcasts over rows as well, oneDNN's product is slow, and three rows of
+    # 256 tokens take 27 times as long.
+    q, k, v = (tf.reshape(part, [1, -1, seq, head_features]) for part in (q, k, v))
+    scale, slabs = tf.cast(model.attn_scale(head_features), q.dtype), []
     for begin in range(0, seq, ATTENDING):
         end = min(begin + ATTENDING, seq)
         masked = tf.cast(model.MASKED * (model.attention_mask(end - begin, end) - 1), q.dtype)  # [dst, src]
         w = tf.matmul(q[:, :, begin:end], k[:, :, :end], transpose_b=True) * scale + masked[None, None]
-        w = tf.nn.softmax(tf.cast(w, tf.float32))  # [batch, heads, dst, src]
+        w = tf.nn.softmax(tf.cast(w, tf.float32))  # [1, batch * heads, dst, src]
         slabs.append(tf.matmul(tf.cast(w, v.dtype), v[:, :, :end]))
-    return tf.concat(slabs, axis=2)  # [batch, heads, seq, head_features]
+    return tf.reshape(tf.concat(slabs, axis=2), [-1, heads, seq, head_features])  # [batch, heads, seq, head_features]

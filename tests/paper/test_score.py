@@ -4,6 +4,7 @@ import math
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import oracle
@@ -155,6 +156,22 @@ def test_few_functions_are_compiled_and_little_is_computed_at_a_time(monkeypatch
     padding = sum(batch * seq for batch, seq in sizes) / sum(map(len, rows))
     assert padding < 1.5
     assert all(block.experimental_get_tracing_count() <= 2 for block in scorer._network._blocks.values())
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batch_takes_no_longer_than_its_rows(dtype):
+    scorer = Scorer(FOLDERS["shakespeare"], dtype, jit_compile=False)
+
+    def seconds(batch):
+        rows, taken = [np.arange(256)] * batch, []
+        for _ in range(4):  # the first compiles
+            begun = time.perf_counter()
+            list(scorer.score(rows))
+            taken.append(time.perf_counter() - begun)
+        return min(taken)
+
+    assert seconds(4) < 10 * seconds(1)  # it is 3 times as long
 
 
 def with_wte(rows, value):
