@@ -14,8 +14,6 @@ R124M_NLL = 1e-3
 # The logits of tiny-a from narrower matrices and wte: a weight is off by up to 2**-9 of itself in bfloat16, 2**-12
 # in float16, and 1/254 of its row's largest in int8 (where from 4 rows on the activations are rounded alike).
 PACKED = {"bfloat16": 2e-2, "float16": 2e-3, "int8": 5e-2}
-# Keys and values in float16, off by up to 2**-12 of themselves; found: 0.0005.
-CACHE_FLOAT16 = 1e-3
 # The mean over tokens of how far int8 moves a log-probability of r124m, in nats: 0.40 over 64 positions of one row and
 # 0.23 over 7 of eight. Its random weights of large scale spread rounding by far more than trained ones do.
 R124M_INT8_NLL = 0.6

@@ -2,9 +2,9 @@
 
 Mirrors openai/gpt-2 src/model.py by calling the functions of `gpt2tf.model` (block, mlp, norm, gelu, attention weights)
 on the tensors of `gpt2tf.decode.weights`. The embedding's sum, norms, softmax and logits stay in float32. Differences:
-the cache is preallocated, in float16 where weights are narrower than float32; keys are [layer, batch, heads, src,
-head_features] and values [layer, batch, heads, head_features, src], because so one token's attention reads both in
-place.
+the cache is preallocated, in float16 where weights are narrower than float32 and rows not few; keys are [layer, batch,
+heads, src, head_features] and values [layer, batch, heads, head_features, src], because so one token's attention reads
+both in place.
 
 On a CPU a few rows of activations are multiplied by a layer's matrix where it is, through a switch over the layers; a
 slice of the stack, which many rows and 16 bits take, is copied first. On a GPU each layer has matrices of its own, and
@@ -35,8 +35,6 @@ class Network:
         self.hparams = hparams
         self.ops = ops
         self.one = tf.constant(1.0)
-        # Of narrower weights in float16: three bits more than bfloat16, and one instruction of a CPU.
-        self.cache_dtype = tf.float32 if weights["wte"].array.dtype == tf.float32 else tf.float16
 
     def dense(self, x, name: str, layer=None):
         """x: [rows, in] float32 -> [rows, out] float32, without a bias."""
@@ -129,7 +127,9 @@ class Network:
         """Keys [layer, batch, heads, src, head_features] and values [layer, batch, heads, head_features, src]."""
         h = self.hparams
         lead, head_features = [h.n_layer, batch, h.n_head], h.n_embd // h.n_head
-        dtype = self.cache_dtype
+        # float16 has three bits more than bfloat16, and a CPU has instructions for it; few rows are slower with it.
+        narrow = self.weights["wte"].array.dtype != tf.float32 and streams_for(batch, self.ops.platform) == 1
+        dtype = tf.float16 if narrow else tf.float32
         return tf.zeros([*lead, src, head_features], dtype), tf.zeros([*lead, head_features, src], dtype)
 
     def write(self, cache, part, at):
