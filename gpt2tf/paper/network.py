@@ -59,20 +59,23 @@ class Network:
         self._blocks = collections.defaultdict(lambda: tf.function(self._block, **options))  # by sequence length
         self._heads = collections.defaultdict(lambda: tf.function(self._head, **options))  # by alternatives
 
-    def hidden(self, tokens):
-        """[batch, seq] int32 -> [batch, seq, features] float32, of which the head makes scores"""
-        seq = tokens.shape[1]
+    def hidden(self, tokens, begin: int = 0):
+        """[batch, seq] int32 -> [batch, seq - begin, features] float32, of which the head makes scores
+
+        begin: the first position that is asked for; those before it are only attended to.
+        """
+        seq, last = tokens.shape[1], len(self.layers) - 1
         h = tf.cast(tf.gather(self.wte, tokens), tf.float32) + self.mean + self.wpe[:seq]  # [batch, seq, features]
-        for layer in self.layers:
-            h = self._blocks[seq](h, layer)
+        for i, layer in enumerate(self.layers):
+            h = self._blocks[seq](h, layer, begin if i == last else 0)
         return h
 
     def scores(self, h, targets, alternatives: int) -> Score:
         """h: [n, features], of the positions before the targets; targets: [n] int32 -> their score, as tensors"""
         return self._heads[alternatives](h, targets, alternatives)
 
-    def _block(self, h, layer):
-        """h: [batch, seq, features] float32 -> the same"""
+    def _block(self, h, layer, begin):
+        """h: [batch, seq, features] float32 -> the same, of the positions from begin on"""
 
         def norm(name):
             return lambda x: model.norm(x, layer[f"{name}/g"], layer[f"{name}/b"])
@@ -84,7 +87,7 @@ class Network:
         def attn(x):
             q, k, v = tf.split(linear("attn/c_attn")(x), 3, axis=2)  # [batch, seq, features]
             q, k, v = (model.split_heads(part, self.hparams.n_head) for part in (q, k, v))
-            a = model.merge_heads(_attend(q, k, v))  # [batch, seq, features]
+            a = model.merge_heads(_attend(q[:, :, begin:], k, v))  # [batch, seq - begin, features]
             return linear("attn/c_proj", tf.float32)(a), None
 
         def mlp(x):
@@ -95,7 +98,8 @@ class Network:
             batch, seq, _ = model.shape_list(x)
             return linear("mlp/c_proj", tf.float32)(tf.reshape(flat, [batch, seq, -1]))
 
-        return model.block(h, norm("ln_1"), attn, norm("ln_2"), mlp)[0]
+        whole = norm("ln_1")(h)  # of all positions, to which those from begin on attend
+        return model.block(h[:, begin:], lambda x: whole, attn, norm("ln_2"), mlp)[0]
 
     def _head(self, h, targets, alternatives):
         """As `scores`."""
@@ -110,18 +114,20 @@ class Network:
 
 
 def _attend(q, k, v):
-    """As `model.multihead_attn` of all positions, slab by slab, by TensorFlow's own operations: softmax is one, and a
-    product, its scale and its mask are.
+    """As `model.multihead_attn` of the last positions, slab by slab, by TensorFlow's own operations: one is softmax,
+    one a product with its scale and mask.
     """
-    _, heads, seq, head_features = q.shape
+    _, heads, dst, head_features = q.shape
     # All are heads of one row: where the mask broadcasts over rows as well, oneDNN's product is slow, and three rows of
     # 256 tokens take 27 times as long.
-    q, k, v = (tf.reshape(part, [1, -1, seq, head_features]) for part in (q, k, v))
+    q, k, v = (tf.reshape(part, [1, -1, part.shape[2], head_features]) for part in (q, k, v))
     scale, slabs = tf.cast(model.attn_scale(head_features), q.dtype), []
-    for begin in range(0, seq, ATTENDING):
-        end = min(begin + ATTENDING, seq)
-        masked = tf.cast(model.MASKED * (model.attention_mask(end - begin, end) - 1), q.dtype)  # [dst, src]
-        w = tf.matmul(q[:, :, begin:end], k[:, :, :end], transpose_b=True) * scale + masked[None, None]
+    before = k.shape[2] - dst
+    for begin in range(0, dst, ATTENDING):
+        slab = q[:, :, begin : begin + ATTENDING]
+        end = before + begin + slab.shape[2]
+        masked = tf.cast(model.MASKED * (model.attention_mask(slab.shape[2], end) - 1), q.dtype)  # [dst, src]
+        w = tf.matmul(slab, k[:, :, :end], transpose_b=True) * scale + masked[None, None]
         w = tf.nn.softmax(tf.cast(w, tf.float32))  # [1, batch * heads, dst, src]
         slabs.append(tf.matmul(tf.cast(w, v.dtype), v[:, :, :end]))
-    return tf.reshape(tf.concat(slabs, axis=2), [-1, heads, seq, head_features])  # [batch, heads, seq, head_features]
+    return tf.reshape(tf.concat(slabs, axis=2), [-1, heads, dst, head_features])  # [batch, heads, dst, head_features]

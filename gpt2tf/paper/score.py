@@ -36,6 +36,11 @@ class Window(NamedTuple):
     end: int
 
     @property
+    def context(self) -> int:
+        """The positions before that of which the first score is made."""
+        return self.first - 1 - self.begin
+
+    @property
     def bucket(self) -> int:
         """The length that its tokens but the last, after which nothing is asked for, are padded to."""
         n = self.end - 1 - self.begin
@@ -140,7 +145,7 @@ class Scorer:
 
     def _batches(self, todo: list[Window]) -> Iterator[list[Window]]:
         """The windows in batches of one bucket."""
-        todo = sorted(todo, key=lambda window: window.bucket)
+        todo = sorted(todo, key=lambda window: (window.bucket, window.context))
         while todo:
             bucket = todo[-1].bucket
             n = max(1, self._tokens // bucket)
@@ -153,11 +158,13 @@ class Scorer:
         tokens = np.zeros([len(batch), batch[0].bucket], np.int32)
         for padded, window in zip(tokens, batch, strict=True):
             padded[: window.end - 1 - window.begin] = rows[window.row][window.begin : window.end - 1]
-        at = [b * tokens.shape[1] + np.arange(w.first - 1, w.end - 1) - w.begin for b, w in enumerate(batch)]
+        begin = min(window.context for window in batch)
+        seq = tokens.shape[1] - begin
+        at = [b * seq + np.arange(w.first - 1, w.end - 1) - w.begin - begin for b, w in enumerate(batch)]
         at = np.concatenate(at)  # [n], the positions before those that are scored
         targets = np.concatenate([rows[w.row][w.first : w.end] for w in batch])  # [n]
         with tf.device(self._device):
-            h = self._network.hidden(tf.constant(tokens))
+            h = self._network.hidden(tf.constant(tokens), begin)
             h = tf.reshape(h, [-1, h.shape[-1]])
             found = []
             for i in range(0, len(at), SLAB):
