@@ -48,7 +48,8 @@ def dropout(x, rate: float, keys):
     # no argument TensorFlow makes constants when it compiles, all at once, and that took more memory than training.
     shape = tf.shape(x)
     rows, columns = tf.reduce_prod(shape[1:-1]), shape[-1]
-    row = tf.cast(tf.range(rows) * columns, tf.uint32) + tf.bitwise.bitwise_and(keys[0], tf.constant(0, tf.uint32))
+    zero = tf.bitwise.bitwise_and(tf.reduce_sum(tf.cast(keys[:1], tf.int32)), 0)  # a batch may have no rows
+    row = tf.cast(tf.range(rows) * columns + zero, tf.uint32)
     places = row[:, None] + tf.cast(tf.range(columns), tf.uint32)  # [rows, columns]
     numbers = _hash(_hash(places) ^ keys[:, None, None])  # [batch, rows, columns]
     keep = tf.reshape(numbers >= tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32), shape)

@@ -17,7 +17,7 @@ def recomputed(call, *inputs):
     def computed(*inputs):
         def grad(dy, variables=()):
             # XLA may not drop this zero, which would be NaN where dy is, and so waits for dy.
-            zero = 0 * tf.cast(tf.reshape(dy, [-1])[0], tf.float32)
+            zero = 0 * tf.reduce_sum(tf.cast(tf.reshape(dy, [-1])[:1], tf.float32))  # dy may be empty
             again = [x + tf.cast(zero, x.dtype) for x in inputs]
             with tf.GradientTape() as tape:
                 tape.watch(again)

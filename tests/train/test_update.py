@@ -34,6 +34,11 @@ def gradients(trainer, tokens, step=0):
     return float(loss), {v.path: g.numpy() for v, g in zip(trainer.variables, found, strict=True)}
 
 
+def without_keys(name, change):
+    """The change of a variable, without the keys' third of c_attn/b: it has no effect, its gradient is rounding."""
+    return np.delete(change.reshape(3, -1), 1, axis=0) if name.endswith("c_attn/b") else change
+
+
 @pytest.mark.parametrize("dropout", [0, 0.2])
 @pytest.mark.parametrize("accumulate, recompute", [(1, False), (2, True)])
 def test_loss_and_gradients_are_those_of_float64(dropout, accumulate, recompute):
@@ -97,8 +102,8 @@ def test_batches_in_parts_are_the_batch_in_one():
     for other, found in others:
         assert other == pytest.approx(loss, rel=GRADIENT)
         for name, value in weights.items():
-            if not name.endswith("c_attn/b"):  # the keys' changes nothing: its gradient is rounding, scaled up
-                assert np.abs(found[name] - value).max() <= UPDATE * trainer.settings.learning_rate, name
+            difference = np.abs(without_keys(name, found[name] - value)).max()
+            assert difference <= UPDATE * trainer.settings.learning_rate, name
 
 
 def test_step_and_seed_change_the_dropout_and_nothing_else():
@@ -144,7 +149,7 @@ def test_adafactor_makes_the_updates_of_keras():
         assert own.update(step, batch(seed=step)) == pytest.approx(keras_.update(step, batch(seed=step)), rel=1e-4)
     before, expected, found = (values(trainer.model) for trainer in (make_trainer(), keras_, own))
     for name, value in found.items():
-        if name.endswith("c_attn/b"):  # the keys' changes nothing: its gradient is rounding, scaled up
+        if name.endswith("c_attn/b"):  # the keys' third is rounding, and counts in the norm by which all is clipped
             continue
         moved = np.abs(expected[name] - before[name]).max()
         assert np.abs(value - expected[name]).max() <= UPDATE * moved, name
