@@ -79,6 +79,7 @@ class Generator:
         platform: str | None = None,
     ):
         checks.one_of(checks.DTYPES)("dtype", dtype)
+        platform = checks.one_of(("CPU", "GPU"))("platform", platform or devices.platform())
         if isinstance(model, GPT2):
             self.hparams: HParams = model.hparams
             vocabulary = model.vocabulary
@@ -89,7 +90,7 @@ class Generator:
         self._device = device
         self._prefill = tf.function(self._fill_cache, jit_compile=jit_compile, autograph=False)
         self._decode = tf.function(self._token_loop, jit_compile=jit_compile, autograph=False)
-        self._ops, self._making = Ops(jit_compile, platform or devices.platform()), threading.Lock()
+        self._ops, self._making = Ops(jit_compile, platform), threading.Lock()
         streams = streams_for(first[0] if first else 1, self._ops.platform)
         arrays = allocate(self.hparams, dtype, streams)
         self._arrays: dict[int, Weights] = {streams: arrays}  # by the streams of their layout

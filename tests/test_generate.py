@@ -389,9 +389,12 @@ def test_narrow_matrices_reach_the_text(tiny, graph, dtype):
     assert wide[np.arange(40), found[0]].mean() > np.log(1 / 1000)  # better than chance to float32
 
 
-def test_an_unknown_dtype_is_refused(tiny):
+def test_an_unknown_dtype_or_platform_is_refused(tiny):
     with pytest.raises(ValueError, match="dtype is 'float8'; it must be one of float32, bfloat16, float16, int8"):
         Generator(tiny, dtype="float8")
+    for platform in ("gpu", "TPU"):
+        with pytest.raises(ValueError, match=f"platform is '{platform}'; it must be one of CPU, GPU"):
+            Generator(tiny, platform=platform)
 
 
 def test_length_0_gives_no_tokens(graph):

@@ -108,7 +108,7 @@ def growing(path: str, settings: Mapping) -> Iterator[Growing]:
             first, *lines = written.read().splitlines(keepends=True) or [b""]
         if first != header and not new:
             raise FileExistsError(f"{path} {_difference(first, header)}; give another --output, or remove the file")
-        sizes = [int(line) for line in lines if line.endswith(b"\n")] if first == header else []
+        sizes = _sizes(lines) if first == header else []
         with open(target, "ab") as file:
             parts = bisect.bisect_right(sizes, file.tell())
             file.truncate(sizes[parts - 1] if parts else 0)
@@ -125,11 +125,25 @@ def record_of(path: str) -> str:
     return os.path.join(folder, f".{name}.run")
 
 
+def _sizes(lines: list[bytes]) -> list[int]:
+    """The sizes in a record, up to the first line that a power cut left as something else."""
+    sizes = []
+    for line in lines:
+        if not (line.endswith(b"\n") and line[:-1].isdigit() and int(line) >= (sizes or [0])[-1]):
+            break
+        sizes.append(int(line))
+    return sizes
+
+
 def _difference(first: bytes, header: bytes) -> str:
     """How the settings of a record, its first line, differ from others."""
-    if not first.endswith(b"\n"):
+    try:
+        before = json.loads(first) if first.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        before = None
+    if not isinstance(before, dict):
         return "cannot be gone on with, as its record is damaged"
-    before, now = json.loads(first), json.loads(header)
+    now = json.loads(header)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     values = [f"{name} {json.dumps(before.get(name))} and not {json.dumps(now.get(name))}" for name in names]
     return "was begun with " + ", ".join(values)

@@ -66,6 +66,28 @@ def test_at_every_byte_of_the_record(tmp_path):
             assert (path.read_bytes(), record(path).read_bytes()) == (WHOLE, known)
 
 
+@pytest.mark.parametrize("damage", [b"\0\0\0\n", b"x\n", b"-1\n", b"1\n", b"\n", b"6.0\n", b"\xb2\n"])
+def test_a_record_with_something_else_in_it_counts_up_to_there(tmp_path, damage):
+    path = tmp_path / "out"
+    run(path)
+    known = record(path).read_bytes()
+    lines = known.splitlines(keepends=True)
+    for number in (2, 3, 4):  # of the lines with sizes the second and those behind it
+        record(path).write_bytes(b"".join([*lines[:number], damage, *lines[number + 1 :]]))
+        assert run(path) == number - 1
+        assert (path.read_bytes(), record(path).read_bytes()) == (WHOLE, known)
+
+
+@pytest.mark.parametrize("first", [b"x", b'{"seed":', b"[]", b"3", b"null", b"\0\0", b"\xff", b"[" * 10**5])
+def test_a_record_without_settings_is_damaged(tmp_path, first):
+    path = tmp_path / "out"
+    run(path)
+    record(path).write_bytes(first + b"\n7\n")
+    with pytest.raises(FileExistsError, match="its record is damaged; give another --output, or remove the file"):
+        run(path)
+    assert (path.read_bytes(), record(path).read_bytes()) == (WHOLE, first + b"\n7\n")
+
+
 @pytest.mark.parametrize("until", range(5))
 def test_a_part_that_was_written_and_does_not_count_yet(tmp_path, until):
     path = tmp_path / "out"
