@@ -84,7 +84,7 @@ def add_flags(parser) -> None:
     update = "instead: an update of the weights, on batch_size windows of length tokens"
     flag("--train", action="store_true", help=update)
     programs = "instead: write the programs for a cpu or gpu, which need not be here: DIR/prefill.hlo and decode.hlo"
-    flag("--lower", nargs=2, metavar=("cpu|gpu", "DIR"), help=programs)
+    flag("--lower", nargs=2, type=flags.some, metavar=("cpu|gpu", "DIR"), help=programs)
     flag("--peers", type=_list(_one_of(PEERS)), default=[], help=f"some of {','.join(PEERS)} to measure beside it")
     python = "the program that runs the peers, of any Python that has them (this one)"
     flag("--peer_python", type=_python, default=sys.executable, metavar="PATH", help=python)
@@ -100,8 +100,8 @@ def run(args) -> None:
     if args.lower:
         if args.lower[0] not in ("cpu", "gpu"):
             raise UsageError(f"--lower is for {args.lower[0]!r}; it must be cpu or gpu, and then a folder")
-        if args.all or args.train or len(args.dtype) > 1 or len(args.batch_size) > 1:
-            raise UsageError("--lower writes the programs of one case; give one dtype and one batch_size")
+        if args.all or args.train or args.peers or args.json or len(args.dtype) > 1 or len(args.batch_size) > 1:
+            raise UsageError("--lower is for one dtype and batch_size, without --all, --train, --peers, --json")
     if n_ctx and not args.all:
         try:
             checks.check_window(n_ctx, args.prompt_length, args.length)
@@ -118,7 +118,7 @@ def run(args) -> None:
 
     devices.use_device(args.device)
     if args.lower:
-        return _lower(files, args)
+        return _lower(files, args, *args.lower)
     device = devices.platform().lower()
     plan = Plan(args.top_k, args.runs, device, tuple(args.peers), args.peer_python)
     limits = machine.measure_limits(device)
@@ -141,14 +141,16 @@ def run(args) -> None:
     print(json.dumps(report, indent=2) if args.json else legend.format(runs=args.runs))
 
 
-def _lower(files: ModelFiles, args) -> None:
+def _lower(files: ModelFiles, args, device: str, folder: str) -> None:
     """Write the programs of generation."""
     from gpt2tf.generate import Generator
 
-    device, folder = args.lower
-    generator = files.load(lambda prefix: Generator(prefix, args.dtype[0], platform=device.upper()))
     os.makedirs(folder, exist_ok=True)
-    for name, text in generator.lower(args.batch_size[0], args.prompt_length, args.length).items():
+    generator = files.load(lambda prefix: Generator(prefix, args.dtype[0], platform=device.upper()))
+    programs = generator.lower(args.batch_size[0], args.prompt_length, args.length)
+    if "prefill" not in programs and "prefill.hlo" in os.listdir(folder):  # of another case
+        os.remove(os.path.join(folder, "prefill.hlo"))
+    for name, text in programs.items():
         with replacing(os.path.join(folder, f"{name}.hlo")) as file:
             file.write(text.encode())
 

@@ -27,7 +27,7 @@ def add_flags(parser) -> None:
     samples.add_argument("--setting", choices=SETTINGS, default="default", help="t07 is temperature 0.7 (%(default)s)")
     words = "JSON lines with texts to begin the samples with, four to each; without, they are unconditional"
     samples.add_argument("--contexts", type=flags.some, metavar="FILE", help=words)
-    nsamples = flags.number(int, lambda value: checks.at_least(1)("nsamples", value))
+    nsamples = flags.number(int, lambda value: checks.at_least(1, checks.MAX_INT32)("nsamples", value))
     samples.add_argument("--nsamples", type=nsamples, default=PUBLISHED, help="samples in the set (%(default)s)")
     words = "make part K, from 1 to N, of the set; the files of all parts, in order, are that of the set (%(default)s)"
     samples.add_argument("--shard", type=flags.shard, default="1/1", metavar="K/N", help=words)

@@ -107,6 +107,19 @@ def test_peers_and_their_python(run, monkeypatch, tmp_path):
         (["--runs=0"], "1 or more"),
         (["--length=65"], "give a length of 64 or less"),
         (["--device=tpu"], "invalid choice: 'tpu'"),
+        (["--lower", "tpu", "d"], "--lower is for 'tpu'; it must be cpu or gpu"),
+        (["--lower", "gpu", ""], "it is empty"),
+        *(
+            (["--lower", "gpu", "d", more], "is for one dtype and batch_size, without --all, --train")
+            for more in (
+                "--json",
+                "--all",
+                "--train",
+                "--dtype=int8,float16",
+                "--batch_size=1,8",
+                "--peers=transformers",
+            )
+        ),
     ],
 )
 def test_bad_usage(run, flags, part):
@@ -134,3 +147,19 @@ def test_train_prints_the_figures_of_an_update(run, monkeypatch, as_json):
 
 def test_a_window_that_does_not_fit_is_refused(run):
     assert run("--train", "--length=65")[0] == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_programs_for_a_device(run, tmp_path, device):
+    folder = tmp_path / "programs"
+    assert run("--lower", device, str(folder), "--length=4", "--prompt_length=9") == (0, "", "")
+    assert sorted(os.listdir(folder)) == ["decode.hlo", "prefill.hlo"]
+    assert all("ENTRY" in path.read_text(encoding="utf-8") for path in folder.iterdir())
+    assert run("--lower", device, str(folder), "--length=4", "--prompt_length=1") == (0, "", "")
+    assert os.listdir(folder) == ["decode.hlo"]  # none is left of another case
+
+
+def test_programs_go_to_a_folder(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, out, err = run("--lower", "gpu", str(tmp_path / "file"), "--length=4")
+    assert (code, out) == (1, "") and f"{tmp_path}/file: File exists" in err

@@ -203,6 +203,7 @@ def test_a_task_that_was_ended_goes_on(reproduce, data, bundled, monkeypatch):
         (["samples"], 2, "the following arguments are required: --output"),
         ([*SAMPLES, "--output=o", "--setting=t08"], 2, "invalid choice: 't08'"),
         ([*SAMPLES, "--output=o", "--nsamples=0"], 2, "nsamples is 0; it must be 1 or more"),
+        ([*SAMPLES, "--output=o", f"--nsamples={10**30}"], 2, "it must be from 1 to 2147483647"),
         ([*SAMPLES, "--output=o", "--shard=3/2"], 2, "'3/2' is not K/N"),
         ([*SAMPLES, "--output=o", "--batch_size=1000000000"], 2, "batch_size is 1000000000; a sample needs"),
         ([*SAMPLES, "--output=no/o"], 1, "no/o: No such file or directory"),
