@@ -20,7 +20,7 @@ from gpt2tf.cli import train as cli_train
 ROOT = GOLDEN.parent.parent
 SIZES = {"n_vocab": 300, "n_ctx": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
 STEPS = 8
-PATIENCE = 60  # seconds; only a failing test waits so long
+PATIENCE = 180  # seconds; only a failing test waits so long
 BARE = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
 BARE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # what takes long here is to compile
 MAIN = "from gpt2tf.cli import main; main()"
