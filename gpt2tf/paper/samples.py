@@ -94,17 +94,14 @@ class SampleSet:
         from gpt2tf.noise import RandomStream
 
         hparams, size, conditional = generator.hparams, self.batch_size, self.contexts is not None
-        (temperature, top_k), length, end = (
-            SETTINGS[self.setting],
-            self.length(hparams.n_ctx),
-            enc.encoder[encoder.END_OF_TEXT],
-        )
+        (temperature, top_k), length = SETTINGS[self.setting], self.length(hparams.n_ctx)
+        end = enc.encoder[encoder.END_OF_TEXT]
         noise = RandomStream(self.seed, hparams.n_layer, conditional, temperature, top_k).noise(length, size, batch)
         numbers = [batch * size + row for row in range(size)]  # from 0
         # The last batch is made whole, so that a sample does not depend on how many are asked for.
-        contexts = (
-            [self.contexts[min(n // COMPLETIONS, len(self.contexts) - 1)] for n in numbers] if conditional else []
-        )
+        contexts = []
+        if conditional:
+            contexts = [self.contexts[min(n // COMPLETIONS, len(self.contexts) - 1)] for n in numbers]
         stop = end if self.format == "jsonl" else None
         options = {"temperature": temperature, "top_k": top_k, "noise": noise, "stop": stop}
         made = generator.generate(contexts or [[end]] * size, length, **options)

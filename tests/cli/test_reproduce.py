@@ -180,20 +180,20 @@ def test_a_task_from_data_to_scores(reproduce, data, task):
 
 
 def test_a_task_that_was_ended_goes_on(reproduce, data, bundled, monkeypatch):
-    flags = ["summaries", *BUNDLED, "--data=articles.jsonl", "--batch_size=1"]
+    flags = ["summaries", *BUNDLED, "--data=articles.jsonl", "--batch_size=1", "--limit=2"]
     whole = reproduce(*flags, "--output=whole.jsonl", "--json")
     generate, made = bundled.generate, []
 
     def interrupted(*args, **options):
         made.append(1)
-        if len(made) == 3:
+        if len(made) == 2:
             raise KeyboardInterrupt
         return generate(*args, **options)
 
     monkeypatch.setattr(bundled, "generate", interrupted)
     assert reproduce(*flags, "--output=out.jsonl") == (130, "", "")
-    assert len((data / "out.jsonl").read_bytes().splitlines()) == 2
-    assert reproduce(*flags, "--output=out.jsonl", "--json") == whole and len(made) == 4
+    assert len((data / "out.jsonl").read_bytes().splitlines()) == 1
+    assert reproduce(*flags, "--output=out.jsonl", "--json") == whole and len(made) == 3
     assert (data / "out.jsonl").read_bytes() == (data / "whole.jsonl").read_bytes()
 
 
