@@ -21,6 +21,7 @@ MIN_TEMPERATURE = 1e-5
 # Long before this all tokens are equally likely; far above it float32 ends.
 MAX_TEMPERATURE = 1e9
 DTYPES = ("float32", "bfloat16", "float16", "int8")  # of the weights in generation
+SCORING_DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "gpu")  # auto takes a GPU where there is one
 MAX_INT32 = 2**31 - 1  # what TensorFlow takes for a size
 MAX_SEED = 2**32 - 1  # numpy.random.seed's, which the original called

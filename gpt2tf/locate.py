@@ -303,7 +303,7 @@ def _named_in_state(folder: str) -> str | None:
     path = os.path.join(folder, "checkpoint")
     refuse_pointer(path)
     try:
-        with open(os.path.join(folder, "checkpoint"), "rb") as file:
+        with open(path, "rb") as file:
             named = re.search(rb'^model_checkpoint_path: "(.*)"', file.read(), re.MULTILINE)
     except (FileNotFoundError, IsADirectoryError):
         return None

@@ -12,7 +12,7 @@ import sys
 from gpt2tf import checks
 from gpt2tf.cli import flags
 from gpt2tf.cli.process import UsageError, interruptible, silence_tensorflow
-from gpt2tf.cli.score import DTYPES
+from gpt2tf.cli.score import load
 from gpt2tf.files import locked, naming, replacing
 from gpt2tf.locate import ModelFiles
 from gpt2tf.paper import data as published
@@ -37,7 +37,7 @@ def add_flags(parser) -> None:
     words = "a folder in models_dir, or the path of any model (%(default)s)"
     flag("--model_name", type=flags.some, default="124M", help=words)
     flags.models_dir(parser)
-    flag("--dtype", choices=DTYPES, default="float32", help="of the matrices (%(default)s)")
+    flag("--dtype", choices=checks.SCORING_DTYPES, default="float32", help="of the matrices (%(default)s)")
     flags.device(parser)
     words = "tokens from one window to the next; the fewer, the slower and the more context (half of the window)"
     flag("--stride", type=flags.number(int, functools.partial(checks.at_least(1), "stride")), metavar="N", help=words)
@@ -131,13 +131,9 @@ class Evaluation:
     """A model that is evaluated on one task or several, with the flags of the command."""
 
     def __init__(self, args, files: ModelFiles, journals: dict[str, Journal]):
-        from gpt2tf.devices import use_device
-        from gpt2tf.paper.score import Scorer
-
-        use_device(args.device, args.tf32)
         self.args, self.journals = args, journals
-        self.scorer = files.load(lambda prefix: Scorer(prefix, args.dtype))
-        self.setup = make_setup(files.encoder(self.scorer.hparams.n_vocab), self.scorer.hparams, args.stride)
+        self.scorer, enc = load(files, args)
+        self.setup = make_setup(enc, self.scorer.hparams, args.stride)
 
     def result(self, task: str, data: published.Data) -> Result:
         """The result of a task; what is done of it stays in --output if Ctrl-C comes."""

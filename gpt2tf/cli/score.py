@@ -22,7 +22,6 @@ from gpt2tf.train.reader import PACKED, read_text, text_reader
 if TYPE_CHECKING:
     from gpt2tf.paper.score import Score, Scorer
 
-DTYPES = ("float32", "bfloat16")
 FORMATS = ("text", "jsonl")
 SCORE = "score"  # the field of a line that gets the results
 SHOWN = 5  # alternatives on a page
@@ -37,7 +36,7 @@ def add_flags(parser) -> None:
     flag("--model_name", type=flags.some, default="124M", help=words)
     flags.models_dir(parser)
     words = "of the weights: bfloat16 is faster and rounds (%(default)s)"
-    flag("--dtype", choices=DTYPES, default="float32", help=words)
+    flag("--dtype", choices=checks.SCORING_DTYPES, default="float32", help=words)
     words = "tokens from one window to the next: more are faster and give less context (half of the window)"
     flag("--stride", type=flags.number(int, functools.partial(checks.at_least(1), "stride")), metavar="N", help=words)
     flag("--start", action="store_true", help="score the first token too, as what follows <|endoftext|>")
@@ -93,7 +92,7 @@ def load(files: ModelFiles, args) -> tuple[Scorer, object]:
     from gpt2tf.paper.score import Scorer
 
     use_device(args.device, args.tf32)
-    scorer = files.load(lambda prefix: Scorer(prefix, args.dtype if args.dtype in DTYPES else "float32"))
+    scorer = files.load(lambda prefix: Scorer(prefix, args.dtype if args.dtype in checks.SCORING_DTYPES else "float32"))
     return scorer, files.encoder(scorer.hparams.n_vocab)
 
 

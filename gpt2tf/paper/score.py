@@ -20,7 +20,6 @@ from gpt2tf.locate import note_released
 from gpt2tf.model import GPT2
 from gpt2tf.paper.network import Network, Score
 
-DTYPES = ("float32", "bfloat16")
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # lengths that windows are padded to
 TOKENS = {"CPU": 1024, "GPU": 8192}  # in a batch; on a CPU more would take more memory and no less time
 AHEAD = 8  # batches of windows are found before the first is scored, so that they can be sorted by length
@@ -73,7 +72,7 @@ class Scorer:
         jit_compile: bool | None = None,
         device: str | None = None,
     ):
-        checks.one_of(DTYPES)("dtype", dtype)
+        checks.one_of(checks.SCORING_DTYPES)("dtype", dtype)
         if isinstance(model, GPT2):
             self.hparams, self.vocabulary = model.hparams, model.vocabulary
             weights = {v.path: v.value for v in model.variables}
